@@ -1,0 +1,42 @@
+//! Where an expert's matrices lie inside its slot.
+
+use crate::BlockType;
+
+/// One matrix inside a slot, row-major `[n_out, n_in]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SlotMatrix {
+    /// Byte offset in the slot.
+    pub place: u64,
+    /// Storage of its rows.
+    pub block_type: BlockType,
+    /// Values in a row.
+    pub n_in: u32,
+    /// Rows.
+    pub n_out: u32,
+}
+
+impl SlotMatrix {
+    /// Bytes of one row.
+    ///
+    /// # Panics
+    /// If the row is not made of whole blocks, which the checkpoint reader rules out.
+    pub const fn row_bytes(&self) -> usize {
+        self.block_type.row_bytes(self.n_in as usize).expect("rows are made of whole blocks")
+    }
+
+    /// Bytes of the matrix.
+    pub const fn bytes(&self) -> usize {
+        self.row_bytes() * self.n_out as usize
+    }
+}
+
+/// What a SwiGLU expert is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertMatrices {
+    /// `[expert_width, hidden]`.
+    pub gate: SlotMatrix,
+    /// `[expert_width, hidden]`.
+    pub up: SlotMatrix,
+    /// `[hidden, expert_width]`.
+    pub down: SlotMatrix,
+}
