@@ -1,0 +1,202 @@
+//! Expert records: which bytes one `(layer, expert)` needs, and where they go in a slot.
+
+use quant::slot::{ExpertMatrices, SlotMatrix};
+use units::{ExpertKey, FileIndex, LayerIndex};
+
+use crate::directory::TensorInfo;
+use crate::error::CheckpointError;
+use crate::tensors::Finder;
+
+/// What direct reads align to: offsets, lengths and memory.
+pub const DIRECT_ALIGN: u64 = 4096;
+
+/// Most pieces of a record: weights, scales and biases of three matrices.
+const MAX_PIECES: usize = 9;
+
+/// A contiguous run of bytes of a record.
+///
+/// `place` and `offset` agree modulo [`DIRECT_ALIGN`], and the spans that pieces take when widened to it on both
+/// sides do not overlap in the slot: so a direct read may land in place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Piece {
+    /// Which file.
+    pub file: FileIndex,
+    /// Byte offset in the file.
+    pub offset: u64,
+    /// How many bytes.
+    pub bytes: u64,
+    /// Byte offset in the slot.
+    pub place: u64,
+}
+
+/// Up to nine pieces, without an allocation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Pieces {
+    pieces: [Piece; MAX_PIECES],
+    len: usize,
+}
+
+impl Pieces {
+    /// As a slice.
+    pub fn as_slice(&self) -> &[Piece] {
+        &self.pieces[..self.len]
+    }
+
+    /// Adds a piece.
+    ///
+    /// # Panics
+    /// If there are nine already.
+    pub fn push(&mut self, piece: Piece) {
+        self.pieces[self.len] = piece;
+        self.len += 1;
+    }
+}
+
+impl std::ops::Deref for Pieces {
+    type Target = [Piece];
+
+    fn deref(&self) -> &[Piece] {
+        self.as_slice()
+    }
+}
+
+/// Everything about one expert's bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertRecord {
+    /// The expert.
+    pub key: ExpertKey,
+    /// Its bytes in the files and their places in a slot.
+    pub pieces: Pieces,
+    /// Payload: the sum of the pieces.
+    pub bytes: u64,
+    /// What a slot needs, a multiple of [`DIRECT_ALIGN`].
+    pub slot_bytes: u64,
+    matrices: ExpertMatrices,
+}
+
+impl ExpertRecord {
+    /// The matrices as they lie in a slot.
+    pub const fn matrices(&self) -> ExpertMatrices {
+        self.matrices
+    }
+}
+
+/// The stacked expert tensors of a layer, `[n_experts, rows, values]`.
+#[derive(Debug, Clone)]
+pub struct LayerRecords {
+    /// Gate rows; with the up rows behind them when fused.
+    pub gate: TensorInfo,
+    /// Up rows, unless fused.
+    pub up: Option<TensorInfo>,
+    /// Down rows.
+    pub down: TensorInfo,
+}
+
+impl LayerRecords {
+    fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
+        std::iter::once(&self.gate).chain(self.up.as_ref()).chain(std::iter::once(&self.down))
+    }
+
+    /// Payload of one expert.
+    pub fn record_bytes(&self) -> u64 {
+        self.tensors().map(|t| t.bytes / t.shape[0]).sum()
+    }
+}
+
+/// The routed experts of the trunk.
+#[derive(Debug, Clone)]
+pub struct Records {
+    layers: Vec<LayerRecords>,
+    n_experts: u32,
+}
+
+impl Records {
+    pub(crate) fn of(finder: &Finder<'_>) -> Result<Self, CheckpointError> {
+        let config = finder.config;
+        let [experts, width, hidden] =
+            [config.n_experts, config.expert_width, config.hidden].map(u64::from);
+        let layer = |layer: u32| {
+            let name = |part: &str| format!("blk.{layer}.ffn_{part}_exps.weight");
+            let down = finder.tensor(&name("down"), &[experts, hidden, width])?;
+            if finder.checkpoint.directory.get(&name("gate_up")).is_some() {
+                let gate = finder.tensor(&name("gate_up"), &[experts, 2 * width, hidden])?;
+                return Ok(LayerRecords { gate, up: None, down });
+            }
+            let gate = finder.tensor(&name("gate"), &[experts, width, hidden])?;
+            let up = Some(finder.tensor(&name("up"), &[experts, width, hidden])?);
+            Ok(LayerRecords { gate, up, down })
+        };
+        let layers = (0..config.n_layers).map(layer).collect::<Result<_, CheckpointError>>()?;
+        Ok(Self { layers, n_experts: config.n_experts })
+    }
+
+    /// Experts of a layer.
+    pub const fn n_experts(&self) -> u32 {
+        self.n_experts
+    }
+
+    /// Layers.
+    pub const fn n_layers(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// The stacked tensors of a layer.
+    pub fn layer(&self, layer: LayerIndex) -> &LayerRecords {
+        &self.layers[layer.get()]
+    }
+
+    /// Payload of all experts.
+    pub fn payload_bytes(&self) -> u64 {
+        self.layers.iter().map(|layer| layer.record_bytes() * u64::from(self.n_experts)).sum()
+    }
+
+    /// What a slot for this expert needs.
+    pub fn slot_bytes(&self, key: ExpertKey) -> u64 {
+        self.record(key).slot_bytes
+    }
+
+    /// Where the bytes of an expert are and go.
+    ///
+    /// # Panics
+    /// If the model has no such expert.
+    pub fn record(&self, key: ExpertKey) -> ExpertRecord {
+        assert!(
+            key.expert.0 < self.n_experts,
+            "{key}: the model has {} experts a layer",
+            self.n_experts
+        );
+        let layer = &self.layers[key.layer.get()];
+        let mut pieces = Pieces::default();
+        let (mut cursor, mut bytes) = (0, 0);
+        let mut places = [0; 3];
+        for (tensor, place) in layer.tensors().zip(&mut places) {
+            let stride = tensor.bytes / tensor.shape[0];
+            let offset = tensor.offset + stride * u64::from(key.expert.0);
+            let lead = offset % DIRECT_ALIGN;
+            *place = cursor + lead;
+            pieces.push(Piece { file: tensor.file, offset, bytes: stride, place: *place });
+            cursor += (lead + stride).next_multiple_of(DIRECT_ALIGN);
+            bytes += stride;
+        }
+        let matrix = |tensor: &TensorInfo, place, n_out| SlotMatrix {
+            place,
+            block_type: tensor.block_type,
+            n_in: tensor.shape[2] as u32,
+            n_out,
+        };
+        let rows = |tensor: &TensorInfo| tensor.shape[1] as u32;
+        let matrices = if let Some(up) = &layer.up {
+            ExpertMatrices {
+                gate: matrix(&layer.gate, places[0], rows(&layer.gate)),
+                up: matrix(up, places[1], rows(up)),
+                down: matrix(&layer.down, places[2], rows(&layer.down)),
+            }
+        } else {
+            let width = rows(&layer.gate) / 2;
+            let gate = matrix(&layer.gate, places[0], width);
+            let up = SlotMatrix { place: gate.place + gate.bytes() as u64, ..gate };
+            ExpertMatrices { gate, up, down: matrix(&layer.down, places[1], rows(&layer.down)) }
+        };
+        ExpertRecord { key, pieces, bytes, slot_bytes: cursor, matrices }
+    }
+}
