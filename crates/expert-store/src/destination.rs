@@ -1,0 +1,186 @@
+//! Raw memory that reads land in, and the only place where it becomes a slice.
+//!
+//! A [`Destination`] is cut once into [`Window`]s that are in bounds and disjoint, one per piece, and each window is
+//! handed out once. The rest of the crate is safe code that passes windows around; what it has to keep is written
+//! at [`Destination::new`]: nobody holds a window when the destination goes back to the caller.
+#![allow(
+    unsafe_code,
+    reason = "slots are raw memory owned by a backend; slices of them are made here"
+)]
+
+use std::ops::Range;
+use std::ptr::NonNull;
+
+use checkpoint::{DIRECT_ALIGN, Piece, Pieces};
+
+/// Alignment of direct reads: file offset, length and memory.
+pub(crate) const ALIGN: usize = DIRECT_ALIGN as usize;
+
+/// Memory that a read may write to.
+///
+/// Put it on a multiple of 4096 bytes: reads then land in it without a copy.
+#[derive(Debug)]
+pub struct Destination {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a destination is an exclusive claim on plain bytes, like `&mut [u8]`, which may move between threads.
+unsafe impl Send for Destination {}
+
+impl Destination {
+    /// Claims `len` bytes at `base`.
+    ///
+    /// # Safety
+    ///
+    /// Until the read has ended (its completion was received, a cancel of it returned true, or the store was
+    /// dropped; for [`Store::read_many`](crate::Store::read_many): the call has returned):
+    /// - `base` points to `len` initialised bytes of one allocation that stays alive
+    /// - nobody else reads or writes them
+    pub const unsafe fn new(base: NonNull<u8>, len: usize) -> Self {
+        Self { base, len }
+    }
+
+    /// Claims a slice without its lifetime.
+    ///
+    /// # Safety
+    ///
+    /// The slice must stay borrowed until the read has ended, see [`Destination::new`].
+    pub(crate) const unsafe fn lend(out: &mut [u8]) -> Self {
+        let len = out.len();
+        // A slice's pointer is never null.
+        Self { base: NonNull::from_mut(out).cast(), len }
+    }
+
+    /// Bytes claimed.
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether nothing is claimed.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Cuts it into consecutive parts of `chunk` bytes; the last may be shorter.
+    pub(crate) fn chunks(self, chunk: usize) -> impl Iterator<Item = Self> {
+        let Self { base, len } = self;
+        (0..len).step_by(chunk).map(move |start| {
+            // SAFETY: `start < len`, so the sum stays inside the claimed allocation. The parts are disjoint, and
+            // `self` was consumed, so each keeps its share of the exclusive claim.
+            Self { base: unsafe { base.add(start) }, len: chunk.min(len - start) }
+        })
+    }
+
+    fn is_aligned(&self) -> bool {
+        self.base.addr().get().is_multiple_of(ALIGN)
+    }
+}
+
+/// Exclusive access to the bytes of one piece, and for a piece that is aligned like its place also to the slack
+/// around it up to the next multiples of 4096.
+#[derive(Debug)]
+pub(crate) struct Window {
+    base: NonNull<u8>,
+    len: usize,
+    /// Bytes before the payload.
+    head: usize,
+}
+
+// SAFETY: as for `Destination`.
+unsafe impl Send for Window {}
+
+impl Window {
+    /// Bytes of the window that lie before the payload.
+    pub(crate) const fn head(&self) -> usize {
+        self.head
+    }
+
+    /// Whether a direct read from a multiple of 4096 in the file can fill it.
+    pub(crate) fn takes_direct_reads(&self) -> bool {
+        self.base.addr().get().is_multiple_of(ALIGN) && self.len.is_multiple_of(ALIGN)
+    }
+
+    /// The bytes.
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY:
+        // - in bounds, initialised, alive: windows are checked against the destination's length in
+        //   `Split::new`; the rest is the promise of `Destination::new`
+        // - exclusive: windows of a destination are disjoint (checked there) and handed out once (`Split::next`);
+        //   the slice borrows this one mutably
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) }
+    }
+}
+
+/// A destination on its way into windows, one per piece, in order.
+#[derive(Debug)]
+pub(crate) struct Split {
+    destination: Destination,
+    pieces: Pieces,
+    /// Whether windows include the slack around their payload.
+    widened: bool,
+    handed_out: usize,
+}
+
+impl Split {
+    /// Plans the windows: with the slack around each piece if that is in bounds and disjoint and the memory is
+    /// aligned, else exactly the payload.
+    ///
+    /// # Panics
+    ///
+    /// If payloads overlap or lie outside of the destination. Records are laid out by `checkpoint`, slots are made
+    /// from the same sizes, so only a bug can do that.
+    pub(crate) fn new(destination: Destination, pieces: &Pieces) -> Self {
+        let len = destination.len as u64;
+        assert!(fits(pieces, payload, len), "pieces overlap or exceed {len} bytes: {pieces:?}");
+        let widened = destination.is_aligned() && fits(pieces, widen, len);
+        Self { destination, pieces: *pieces, widened, handed_out: 0 }
+    }
+
+    /// The next piece and its window.
+    pub(crate) fn next(&mut self) -> Option<(Piece, Window)> {
+        let piece = *self.pieces.get(self.handed_out)?;
+        self.handed_out += 1;
+        let range = if self.widened { widen(&piece) } else { payload(&piece) };
+        let range = range.expect("`new` has seen these ranges");
+        // SAFETY: `new` checked that the range ends inside of the destination.
+        let base = unsafe { self.destination.base.add(range.start as usize) };
+        let (len, head) = (range.end - range.start, piece.place - range.start);
+        Some((piece, Window { base, len: len as usize, head: head as usize }))
+    }
+
+    /// Windows that were not handed out yet.
+    pub(crate) fn left(&self) -> usize {
+        self.pieces.len() - self.handed_out
+    }
+
+    /// Hands out no more windows.
+    pub(crate) fn stop(&mut self) {
+        self.handed_out = self.pieces.len();
+    }
+}
+
+fn payload(piece: &Piece) -> Option<Range<u64>> {
+    Some(piece.place..piece.place.checked_add(piece.bytes)?)
+}
+
+/// The payload and what lies around it up to multiples of 4096; none if the piece lies differently on the disk.
+fn widen(piece: &Piece) -> Option<Range<u64>> {
+    let head = piece.offset % DIRECT_ALIGN;
+    if piece.place % DIRECT_ALIGN != head {
+        return None;
+    }
+    let end = piece.place.checked_add(piece.bytes)?.checked_next_multiple_of(DIRECT_ALIGN)?;
+    Some(piece.place - head..end)
+}
+
+/// Whether the ranges of all pieces exist, end at or before `len` and are disjoint.
+fn fits(pieces: &[Piece], range: impl Fn(&Piece) -> Option<Range<u64>>, len: u64) -> bool {
+    // Nine pieces at most: comparing all pairs is cheaper than a sorted copy.
+    pieces.iter().enumerate().all(|(i, piece)| {
+        range(piece).is_some_and(|a| {
+            let apart = |b: Range<u64>| a.end <= b.start || b.end <= a.start;
+            a.end <= len && pieces[..i].iter().all(|earlier| range(earlier).is_some_and(apart))
+        })
+    })
+}

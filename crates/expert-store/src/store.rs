@@ -1,0 +1,197 @@
+//! The store: open files, reader threads, and the queue between them and the caller.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use units::FileIndex;
+
+use crate::counters::StoreCounters;
+use crate::error::StoreError;
+use crate::file::{DirectMode, FileStatus, OpenFile};
+use crate::queue::Queue;
+use crate::reader::Reader;
+use crate::reader::faulty::{FaultPlan, FaultyReader};
+use crate::reader::pread::PreadReader;
+use crate::request::{Completion, Priority, ReadRequest, Ticket};
+use crate::schedule::{Claim, Reply};
+use crate::transfer::{STAGING_BYTES, Transfer};
+
+/// Reader threads unless asked otherwise.
+pub const DEFAULT_THREADS: usize = 4;
+
+/// Most reader threads.
+pub const MAX_THREADS: usize = 64;
+
+/// Readers call the system and little else.
+const STACK_BYTES: usize = 256 << 10;
+
+/// How a store reads.
+#[derive(Debug, Clone)]
+pub struct StoreOptions {
+    /// Reader threads, 1 to [`MAX_THREADS`]: as many reads are at the disk at once.
+    pub threads: usize,
+    /// Whether reads may go past the page cache.
+    pub direct: DirectMode,
+    /// Reads that fail on purpose: for tests.
+    pub faults: Option<FaultPlan>,
+}
+
+impl Default for StoreOptions {
+    fn default() -> Self {
+        Self { threads: DEFAULT_THREADS, direct: DirectMode::Auto, faults: None }
+    }
+}
+
+/// Reads experts into slots and tensors into resident memory.
+///
+/// Dropping it waits for the reads that are at the disk and discards the others; afterwards no destination is
+/// touched. So drop it before the memory that it reads into.
+pub struct Store {
+    files: Arc<[OpenFile]>,
+    queue: Arc<Queue>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Store {
+    /// Opens the files of a checkpoint, in the order of [`FileIndex`], and starts the reader threads.
+    ///
+    /// # Errors
+    /// A path that is not a readable regular file, or threads that cannot be started; see [`StoreError`].
+    pub fn open(files: &[PathBuf], options: StoreOptions) -> Result<Self, StoreError> {
+        let StoreOptions { threads, direct, faults } = options;
+        if !(1..=MAX_THREADS).contains(&threads) {
+            return Err(StoreError::ThreadCount { found: threads, most: MAX_THREADS });
+        }
+        let files: Arc<[OpenFile]> =
+            files.iter().map(|path| OpenFile::open(path, direct)).collect::<Result<_, _>>()?;
+        let pread = PreadReader { files: Arc::clone(&files) };
+        let reader: Box<dyn Reader> = match faults {
+            None => Box::new(pread),
+            Some(plan) => Box::new(FaultyReader { inner: pread, plan }),
+        };
+        let transfer = Arc::new(Transfer { files: Arc::clone(&files), reader });
+        // Threads are added to the store, so that an error on the way ends those that run.
+        let queue = Arc::new(Queue::new(threads));
+        let mut store = Self { files, queue, threads: Vec::with_capacity(threads) };
+        for index in 0..threads {
+            let (queue, transfer) = (Arc::clone(&store.queue), Arc::clone(&transfer));
+            let thread = thread::Builder::new()
+                .name(format!("read-{index}"))
+                .stack_size(STACK_BYTES)
+                .spawn(move || serve(&queue, &transfer))
+                .map_err(|source| StoreError::Thread { index, source })?;
+            store.threads.push(thread);
+        }
+        Ok(store)
+    }
+
+    /// Puts a request in flight and returns at once.
+    ///
+    /// # Panics
+    /// If a piece names a file that the store does not have, pieces overlap or do not fit in the destination, or
+    /// more than 65536 requests are outstanding.
+    pub fn submit(&self, request: ReadRequest, priority: Priority) -> Ticket {
+        for piece in request.pieces.iter() {
+            self.assert_file(piece.file);
+        }
+        self.queue.submit(request, priority, Reply::Channel)
+    }
+
+    /// Blocks until a request has ended, successfully or not. Completions come in the order of their ends.
+    ///
+    /// # Panics
+    /// If nothing is outstanding: it would block forever.
+    pub fn wait_any(&self) -> Completion {
+        self.queue.wait_any()
+    }
+
+    /// A completion, if there is one.
+    pub fn try_any(&self) -> Option<Completion> {
+        self.queue.try_any()
+    }
+
+    /// Requests whose completions were not taken, and that were not cancelled.
+    pub fn outstanding(&self) -> usize {
+        self.queue.outstanding()
+    }
+
+    /// Takes a request back.
+    ///
+    /// True: its destination will never be touched again and there will be no completion. False: it is at the disk
+    /// or has ended, and its completion will come or has come.
+    pub fn cancel(&self, ticket: Ticket) -> bool {
+        self.queue.cancel(ticket)
+    }
+
+    /// Raises a speculative request to [`Priority::Promoted`]. False if it is not speculative or has ended.
+    pub fn adopt(&self, ticket: Ticket) -> bool {
+        self.queue.adopt(ticket)
+    }
+
+    /// What was done since the store was opened.
+    pub fn counters(&self) -> StoreCounters {
+        self.queue.counters()
+    }
+
+    /// The files and how each is read.
+    pub fn files(&self) -> Vec<FileStatus> {
+        self.files.iter().map(OpenFile::status).collect()
+    }
+
+    /// Whether every file is read past the page cache.
+    pub fn direct(&self) -> bool {
+        self.files.iter().all(OpenFile::direct)
+    }
+
+    /// Reader threads.
+    pub const fn threads(&self) -> usize {
+        self.threads.len()
+    }
+
+    /// Most memory that a store holds for staging, while resident tensors are read: one buffer a thread.
+    pub const fn staging_bytes(threads: usize) -> u64 {
+        (threads * STAGING_BYTES) as u64
+    }
+
+    pub(crate) fn queue(&self) -> &Queue {
+        &self.queue
+    }
+
+    pub(crate) fn assert_file(&self, file: FileIndex) {
+        assert!(file.get() < self.files.len(), "file {file} of {}", self.files.len());
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.queue.close();
+        for thread in self.threads.drain(..) {
+            // A reader that panicked has said so on stderr, and whoever waited got an error.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The life of a reader thread.
+fn serve(queue: &Queue, transfer: &Transfer) {
+    let mut staging = None;
+    while let Some(mut job) = queue.take() {
+        let alarm = Alarm { queue, claim: job.claim };
+        let outcome = transfer.run(&job.piece, &mut job.window, &mut staging);
+        std::mem::forget(alarm);
+        queue.finish(job, outcome);
+    }
+}
+
+/// Dropped only if a read panics: tells everybody who waits for it.
+struct Alarm<'a> {
+    queue: &'a Queue,
+    claim: Claim,
+}
+
+impl Drop for Alarm<'_> {
+    fn drop(&mut self) {
+        self.queue.stop(self.claim);
+    }
+}
