@@ -1,0 +1,80 @@
+//! Causal attention, spread over rows and heads.
+//!
+//! Query heads that share a key-value head go in tiles of four, so that a key is loaded and converted once for all of
+//! them. The definition is [`reference::attention`](crate::reference::attention).
+#![allow(unsafe_code, reason = "one call per path into functions for detected instruction sets")]
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+
+use crate::kernels::Attend;
+use crate::reference::attention::{self, KvHead};
+
+use super::Machine;
+use super::instances;
+use super::isa::Isa;
+use super::scatter::Scatter;
+
+/// Query heads of a tile.
+const TILE: usize = 4;
+
+/// Query heads of one row that share a key-value head.
+pub(super) struct Queries<'a> {
+    /// Head `h` is `stride·h .. stride·h + dim`.
+    pub(super) q: &'a [f32],
+    pub(super) stride: usize,
+    pub(super) dim: usize,
+}
+
+impl<'a> Queries<'a> {
+    fn head(&self, h: usize) -> &'a [f32] {
+        &self.q[h * self.stride..h * self.stride + self.dim]
+    }
+}
+
+/// See [`Attend`].
+pub(super) fn attend(machine: &Machine, job: Attend<'_>) {
+    let (count, dim, stride) = (job.heads.count, job.heads.dim, job.heads.stride);
+    let n_rows = job.q.len() / job.q_width;
+    let shared_by = count / job.kv_heads;
+    // Tiles only where enough tasks remain for all threads.
+    let tiled = shared_by.is_multiple_of(TILE) && n_rows * count >= TILE * machine.pool.threads();
+    let tile = if tiled { TILE } else { 1 };
+    let (isa, out) = (machine.isa, Scatter::new(job.out));
+    // Neighbouring tasks share a key-value head.
+    machine.pool.run(n_rows * count / tile, |task| {
+        let (row, first) = (task % n_rows, task / n_rows * tile);
+        let q = &job.q[row * job.q_width..(row + 1) * job.q_width][first * stride..];
+        let start = (row * count + first) * dim;
+        // SAFETY: tasks differ in row or in heads, so parts do not overlap.
+        let out = unsafe { out.part(start..start + tile * dim) };
+        let kv = KvHead {
+            keys: job.keys,
+            values: job.values,
+            width: job.kv_heads * dim,
+            start: first / shared_by * dim,
+        };
+        heads(isa, &Queries { q, stride, dim }, kv, job.first_position + row + 1, out);
+        if job.gated {
+            for (h, out) in out.chunks_exact_mut(dim).enumerate() {
+                instances::gate(isa, out, &q[h * stride + dim..h * stride + 2 * dim]);
+            }
+        }
+    });
+}
+
+/// `out.len() / dim` heads of one row.
+fn heads(isa: Isa, queries: &Queries<'_>, kv: KvHead<'_>, n_positions: usize, out: &mut [f32]) {
+    match isa {
+        // SAFETY: `Isa::Avx2` is made only after AVX2, FMA and F16C were detected on this CPU.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2(_) if queries.dim.is_multiple_of(quant::lanes::LANES) => unsafe {
+            avx2::heads(queries, kv, n_positions, out);
+        },
+        _ => {
+            for (h, out) in out.chunks_exact_mut(queries.dim).enumerate() {
+                attention::attend(queries.head(h), kv, n_positions, out);
+            }
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Float products: 16 virtual lanes in two registers, then the fixed tree.
+
+use std::arch::x86_64::*;
+
+use quant::lanes::{LANES, tree};
+
+use super::{load_f32x8, load_u8x16, load_u8x32, part, store_f32x8};
+
+/// A float storage type: how 8 values load, and one.
+struct Values<V, O> {
+    /// Values `8·i ..` of a row.
+    eight: V,
+    /// Value `i` of a row.
+    one: O,
+}
+
+/// `Σ w·x` for `N` activation rows, equal to [`quant::lanes::dot`] on the converted weights.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn dot<const N: usize>(
+    xs: [&[f32]; N],
+    weights: &Values<impl Fn(usize) -> __m256, impl Fn(usize) -> f32>,
+) -> [f32; N] {
+    let n = xs.first().map_or(0, |x| x.len());
+    let chunks = xs.map(|x| &x.as_chunks::<LANES>().0[..n / LANES]);
+    let mut low = [_mm256_setzero_ps(); N];
+    let mut high = [_mm256_setzero_ps(); N];
+    for i in 0..n / LANES {
+        let (w_low, w_high) = ((weights.eight)(2 * i), (weights.eight)(2 * i + 1));
+        for c in 0..N {
+            let x = &chunks[c][i];
+            low[c] = _mm256_fmadd_ps(w_low, load_f32x8(part(x, 0)), low[c]);
+            high[c] = _mm256_fmadd_ps(w_high, load_f32x8(part(x, 8)), high[c]);
+        }
+    }
+    let mut sums = [0.0; N];
+    for c in 0..N {
+        let mut lanes = [0.0; LANES];
+        let halves = lanes.as_chunks_mut::<8>().0;
+        store_f32x8(&mut halves[0], low[c]);
+        store_f32x8(&mut halves[1], high[c]);
+        let done = n - n % LANES;
+        for (i, (lane, x)) in lanes.iter_mut().zip(&xs[c][done..]).enumerate() {
+            *lane = (weights.one)(done + i).mul_add(*x, *lane);
+        }
+        sums[c] = tree(lanes);
+    }
+    sums
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+pub(super) fn decoded<const N: usize>(row: &[f32], xs: [&[f32]; N]) -> [f32; N] {
+    let eight = |i: usize| load_f32x8(&row.as_chunks().0[i]);
+    dot(xs, &Values { eight, one: |i: usize| row[i] })
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+pub(super) fn f32<const N: usize>(row: &[u8], xs: [&[f32]; N]) -> [f32; N] {
+    let eight = |i: usize| _mm256_castsi256_ps(load_u8x32(&row.as_chunks().0[i]));
+    dot(xs, &Values { eight, one: |i: usize| f32::from_le_bytes(row.as_chunks().0[i]) })
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+pub(super) fn f16<const N: usize>(row: &[u8], xs: [&[f32]; N]) -> [f32; N] {
+    let eight = |i: usize| _mm256_cvtph_ps(load_u8x16(&row.as_chunks().0[i]));
+    dot(xs, &Values { eight, one: |i: usize| super::half(row, 2 * i) })
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+pub(super) fn bf16<const N: usize>(row: &[u8], xs: [&[f32]; N]) -> [f32; N] {
+    let eight = |i: usize| {
+        let bits = _mm256_cvtepu16_epi32(load_u8x16(&row.as_chunks().0[i]));
+        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
+    };
+    let one = |i: usize| quant::bf16_to_f32(u16::from_le_bytes(row.as_chunks().0[i]));
+    dot(xs, &Values { eight, one })
+}

@@ -1,0 +1,62 @@
+//! Which instructions the kernels may use.
+
+/// An instruction set. Made only by detection, so owning one proves that this CPU has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Isa {
+    /// Portable code, compiled for the target's baseline.
+    Scalar,
+    /// AVX2 with FMA and F16C.
+    #[cfg(target_arch = "x86_64")]
+    Avx2(Avx2),
+}
+
+/// Proof that AVX2, FMA and F16C were detected.
+#[cfg(target_arch = "x86_64")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Avx2(());
+
+#[cfg(target_arch = "x86_64")]
+impl Avx2 {
+    fn detect() -> Option<Self> {
+        (is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c"))
+        .then_some(Self(()))
+    }
+}
+
+impl Isa {
+    /// Every instruction set of this CPU, slowest first.
+    pub fn available() -> impl Iterator<Item = Self> {
+        #[cfg(target_arch = "x86_64")]
+        let faster = Avx2::detect().map(Self::Avx2);
+        #[cfg(not(target_arch = "x86_64"))]
+        let faster = None;
+        std::iter::once(Self::Scalar).chain(faster)
+    }
+
+    /// The fastest instruction set of this CPU.
+    pub fn best() -> Self {
+        Self::available().last().unwrap_or(Self::Scalar)
+    }
+
+    /// `scalar`, `avx2`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Scalar => "scalar",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2(_) => "avx2",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scalar_is_always_there_and_the_best_is_available() {
+        assert_eq!(Isa::available().next(), Some(Isa::Scalar));
+        assert!(Isa::available().any(|isa| isa == Isa::best()));
+    }
+}

@@ -1,0 +1,118 @@
+//! A few weight rows times many activation rows: the inner part of every matrix product.
+//!
+//! Activation rows go in tiles of four, which share the unpacking of a weight row, while the panel's weights stay in
+//! the nearest cache. A product's bits do not depend on the tile that it is in, so one row and a thousand give the
+//! same.
+
+use quant::BlockType;
+
+use super::dot::{decode_row, rows_decoded, rows_float, rows_q8};
+use super::isa::Isa;
+use super::q8_rows::{Q8Rows, grow};
+
+/// Weight bytes of a panel when several activation rows meet it: half of a small first-level cache.
+const TILED_BYTES: usize = 16 << 10;
+/// Weight bytes of a panel when one does: enough to make claiming it cheap.
+const SINGLE_BYTES: usize = 32 << 10;
+/// Activation rows of a panel, so that a task stays short.
+pub(super) const PANEL_COLUMNS: usize = 64;
+
+/// Weight rows of a panel that meets `n_columns` activation rows.
+pub(super) const fn panel_rows(row_bytes: usize, n_columns: usize) -> usize {
+    let bytes = if n_columns == 1 { SINGLE_BYTES } else { TILED_BYTES };
+    let rows = bytes / row_bytes;
+    // Whole cache lines of results, where that is possible.
+    if rows >= 16 {
+        rows - rows % 16
+    } else if rows > 0 {
+        rows
+    } else {
+        1
+    }
+}
+
+/// Consecutive rows of a weight matrix, `[n_out, n_in]`.
+#[derive(Clone, Copy)]
+pub(super) struct Panel<'a> {
+    pub(super) isa: Isa,
+    pub(super) block_type: BlockType,
+    pub(super) n_in: usize,
+    pub(super) bytes: &'a [u8],
+}
+
+/// Activation rows, ready for products.
+#[derive(Clone, Copy)]
+pub(super) enum Inputs<'a> {
+    /// For integer products.
+    Q8(&'a Q8Rows),
+    /// `[rows, n_in]`, for float products.
+    F32(&'a [f32]),
+}
+
+/// One product of a panel: an activation row, and where its `n_out` results go.
+pub(super) struct Column<'a> {
+    pub(super) row: usize,
+    pub(super) out: &'a mut [f32],
+}
+
+impl Panel<'_> {
+    /// Multiplies with columns `0..n`. `decoded` is scratch.
+    pub(super) fn multiply<'o>(
+        &self,
+        inputs: Inputs<'_>,
+        n: usize,
+        column: impl Fn(usize) -> Column<'o>,
+        decoded: &mut Vec<f32>,
+    ) {
+        let mut weights: &[f32] = &[];
+        if matches!(inputs, Inputs::F32(_)) && !self.block_type.is_float() {
+            weights = self.decode(decoded);
+        }
+        let mut c = 0;
+        while c < n {
+            c += match n - c {
+                1 => self.tile(inputs, weights, [column(c)]),
+                2 => self.tile(inputs, weights, [c, c + 1].map(&column)),
+                3 => self.tile(inputs, weights, [c, c + 1, c + 2].map(&column)),
+                _ => self.tile(inputs, weights, [c, c + 1, c + 2, c + 3].map(&column)),
+            };
+        }
+    }
+
+    /// One to four columns; returns how many.
+    fn tile<const N: usize>(
+        &self,
+        inputs: Inputs<'_>,
+        decoded: &[f32],
+        columns: [Column<'_>; N],
+    ) -> usize {
+        let rows = columns.each_ref().map(|column| column.row);
+        let out = columns.map(|column| column.out);
+        match inputs {
+            Inputs::Q8(x) => {
+                rows_q8(self.isa, self.block_type, self.bytes, rows.map(|r| x.row(r)), out);
+            }
+            Inputs::F32(x) => {
+                let xs = rows.map(|r| &x[r * self.n_in..(r + 1) * self.n_in]);
+                if self.block_type.is_float() {
+                    rows_float(self.isa, self.block_type, self.bytes, xs, out);
+                } else {
+                    rows_decoded(self.isa, decoded, xs, out);
+                }
+            }
+        }
+        N
+    }
+
+    fn decode<'d>(&self, decoded: &'d mut Vec<f32>) -> &'d [f32] {
+        let row_bytes =
+            self.block_type.row_bytes(self.n_in).expect("rows are made of whole blocks");
+        let n_out = self.bytes.len() / row_bytes;
+        grow(decoded, n_out * self.n_in);
+        let rows = self.bytes.chunks_exact(row_bytes);
+        for (row, out) in rows.zip(decoded.chunks_exact_mut(self.n_in)) {
+            decode_row(self.isa, self.block_type, row, out);
+        }
+        &decoded[..n_out * self.n_in]
+    }
+}

@@ -1,0 +1,284 @@
+//! The kernels against the scalar definitions: every instruction set, several numbers of threads, equal bits.
+
+use quant::{BlockType, ExpertMatrices, SlotMatrix};
+use units::ExpertIndex;
+
+use super::test_data::{Random, weights};
+use super::*;
+use crate::backend::{HeadOrder, Heads, KvType, RecurrentShape, Role};
+use crate::kernels::{ExpertGroup, KvRows, Pair};
+use crate::reference::ReferenceKernels;
+
+const THREADS: [usize; 4] = [1, 2, 4, 7];
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+/// Runs `kernel` with the definitions and with every variant; it returns everything that it wrote.
+fn check(
+    what: &str,
+    activations: Activations,
+    mut kernel: impl FnMut(&mut dyn Kernels) -> Vec<f32>,
+) {
+    let expected = kernel(&mut ReferenceKernels::new(activations));
+    assert!(expected.iter().all(|y| y.is_finite()), "{what}: a test of numbers");
+    for isa in Isa::available() {
+        for threads in THREADS {
+            let options = Options { threads, activations, kv: KvType::F16 };
+            let mut kernels = CpuKernels::with_isa(isa, options);
+            // Twice: scratch of an earlier call must not show.
+            for _ in 0..2 {
+                let found = kernel(&mut kernels);
+                let what = format!("{what}, {}, {threads} threads", isa.name());
+                assert_eq!(bits(&found), bits(&expected), "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn products_are_the_same_for_every_number_of_rows_and_threads() {
+    let mut random = Random(3);
+    let types = [BlockType::F32, BlockType::Bf16, BlockType::Q8_0, BlockType::Q4K, BlockType::Iq2S];
+    for ty in types {
+        for (n_out, n_in) in [(1, 256), (75, 512)] {
+            let bytes = weights(&mut random, ty, n_out, n_in);
+            let w = Matrix { block_type: ty, n_in, n_out, bytes: &bytes };
+            for n_rows in [1, 2, 3, 4, 7, 67] {
+                let x = random.floats(n_rows * n_in);
+                for activations in [Activations::Q8, Activations::F32] {
+                    check(&format!("{ty}, {n_rows} rows"), activations, |kernels| {
+                        let mut out = vec![f32::NAN; n_rows * n_out];
+                        kernels.mat_mul(w, &x, &mut out);
+                        out
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// An expert in a slot: gate, up, down, one after the other.
+fn slot(
+    random: &mut Random,
+    [gate, up, down]: [BlockType; 3],
+    (hidden, width): (usize, usize),
+) -> (Vec<u8>, ExpertMatrices) {
+    let mut bytes = random.bytes(24);
+    let mut add = |block_type, n_out: usize, n_in: usize| {
+        let place = bytes.len() as u64;
+        bytes.extend(weights(random, block_type, n_out, n_in));
+        SlotMatrix { place, block_type, n_in: n_in as u32, n_out: n_out as u32 }
+    };
+    let gate = add(gate, width, hidden);
+    let up = add(up, width, hidden);
+    let down = add(down, hidden, width);
+    (bytes, ExpertMatrices { gate, up, down })
+}
+
+#[test]
+fn experts_are_the_same_for_every_number_of_threads() {
+    let mut random = Random(4);
+    let (hidden, width, n_rows, top_k) = (512, 256, 70, 3);
+    let types = [
+        [BlockType::Q4K, BlockType::Q4K, BlockType::Q6K],
+        [BlockType::Q4K, BlockType::Q8_0, BlockType::Q5_0],
+        [BlockType::F16, BlockType::Q4_0, BlockType::Q3K],
+    ];
+    let slots = types.map(|types| slot(&mut random, types, (hidden, width)));
+    // Small activations, so that the products of products stay finite.
+    let x: Vec<f32> = random.floats(n_rows * hidden).iter().map(|v| v * 1e-3).collect();
+    // Expert 0 serves every row, expert 1 every third, expert 2 one.
+    let mut pairs = Vec::new();
+    let mut groups = Vec::new();
+    for (e, (slot, matrices)) in slots.iter().enumerate() {
+        let first_pair = pairs.len();
+        let rows = (0..n_rows).filter(|r| [true, r % 3 == 1, *r == 41][e]);
+        pairs.extend(rows.map(|row| Pair { row, output: row * top_k + e }));
+        let n_pairs = pairs.len() - first_pair;
+        groups.push(ExpertGroup { slot, matrices: *matrices, first_pair, n_pairs });
+    }
+    for activations in [Activations::Q8, Activations::F32] {
+        for groups in [&groups[..], &groups[1..2], &groups[2..]] {
+            check(&format!("{} experts", groups.len()), activations, |kernels| {
+                let mut outputs = vec![0.5; n_rows * top_k * hidden];
+                let (x, pairs, outputs_of) = (&x[..], &pairs[..], &mut outputs[..]);
+                kernels.experts(Experts { x, hidden, width, groups, pairs, outputs: outputs_of });
+                outputs
+            });
+        }
+    }
+}
+
+#[test]
+fn attention_is_the_same_for_every_number_of_threads() {
+    let mut random = Random(5);
+    for (count, kv_heads, dim, gated) in [(8, 2, 64, true), (6, 3, 80, false), (4, 4, 40, true)] {
+        let stride = if gated { 2 * dim } else { dim };
+        let heads = Heads { count, dim, stride };
+        for (first_position, n_rows) in [(0, 1), (0, 5), (62, 4), (300, 1)] {
+            let positions = first_position + n_rows;
+            let q: Vec<f32> = random.floats(n_rows * count * stride);
+            let keys: Vec<f32> = random.floats(positions * kv_heads * dim);
+            let values: Vec<f32> = random.floats(positions * kv_heads * dim);
+            let half = |v: &[f32]| v.iter().map(|v| quant::f32_to_f16(*v)).collect::<Vec<u16>>();
+            let (keys_f16, values_f16) = (half(&keys), half(&values));
+            let caches = [
+                (KvRows::F32(&keys), KvRows::F32(&values)),
+                (KvRows::F16(&keys_f16), KvRows::F16(&values_f16)),
+            ];
+            for (keys, values) in caches {
+                let what = format!("attention, {count} heads of {dim}, {positions} positions");
+                check(&what, Activations::Q8, |kernels| {
+                    let mut out = vec![f32::NAN; n_rows * count * dim];
+                    let (q, q_width) = (&q[..], count * stride);
+                    let job = Attend {
+                        q,
+                        q_width,
+                        heads,
+                        gated,
+                        kv_heads,
+                        keys,
+                        values,
+                        first_position,
+                        out: &mut out,
+                    };
+                    kernels.attend(job);
+                    out
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn the_delta_rule_is_the_same_for_every_number_of_threads() {
+    let mut random = Random(6);
+    for (order, role, n_rows) in [
+        (HeadOrder::Grouped, Role::Generated, 3),
+        (HeadOrder::Tiled, Role::Prompt, 70),
+        (HeadOrder::Grouped, Role::Prompt, 1),
+    ] {
+        let shape = RecurrentShape {
+            layers: 1,
+            key_heads: 2,
+            value_heads: 6,
+            key_dim: 32,
+            value_dim: 48,
+            conv_kernel: 4,
+            order,
+        };
+        let (nv, dv) = (shape.value_heads, shape.value_dim);
+        let mut small = |n| -> Vec<f32> { random.floats(n).iter().map(|v| v / 64.0).collect() };
+        let conv = small(n_rows * shape.conv_channels());
+        let (z, ba) = (small(n_rows * nv * dv), small(n_rows * 2 * nv));
+        let a: Vec<f32> = small(nv).iter().map(|v| -v.abs()).collect();
+        let (dt_bias, norm, state) = (small(nv), small(dv), small(nv * shape.key_dim * dv));
+        check(&format!("delta rule, {role:?}"), Activations::Q8, |kernels| {
+            let (mut state, mut out) = (state.clone(), vec![f32::NAN; n_rows * nv * dv]);
+            kernels.delta_rule(DeltaRule {
+                shape,
+                role,
+                first_position: 128,
+                conv: &conv,
+                z: &z,
+                ba: &ba,
+                a: &a,
+                dt_bias: &dt_bias,
+                norm: &norm,
+                eps: 1e-6,
+                state: &mut state,
+                out: &mut out,
+            });
+            out.extend(state);
+            out
+        });
+    }
+}
+
+#[test]
+fn small_kernels_are_the_same_for_every_number_of_threads() {
+    let mut random = Random(7);
+    for (n_rows, n) in [(1, 33), (3, 2_048), (40, 1_000)] {
+        let (x, weight) = (random.floats(n_rows * n), random.floats(n));
+        let each = |what: &str, kernel: &mut dyn FnMut(&mut dyn Kernels) -> Vec<f32>| {
+            check(&format!("{what}, {n_rows} rows of {n}"), Activations::Q8, kernel);
+        };
+        each("norm", &mut |kernels| {
+            let mut out = vec![f32::NAN; n_rows * n];
+            kernels.rms_norm(&x, &weight, 1e-6, &mut out);
+            out
+        });
+        each("gate", &mut |kernels| {
+            let mut gate = x.clone();
+            let up: Vec<f32> = x.iter().rev().copied().collect();
+            kernels.silu_mul_in_place(&mut gate, &up);
+            gate
+        });
+        each("convolution", &mut |kernels| {
+            let (taps, mut out) = (3, vec![f32::NAN; n_rows * n]);
+            let weight: Vec<f32> = weight.iter().flat_map(|w| [*w, 0.5 - w, w * 0.1]).collect();
+            let mut state: Vec<f32> = x[..n].iter().chain(&weight[..n]).copied().collect();
+            let job = ShortConv {
+                x: &x,
+                channels: n,
+                weight: &weight,
+                taps,
+                state: &mut state,
+                out: &mut out,
+            };
+            kernels.short_conv(job);
+            out.extend(state);
+            out
+        });
+        each("router", &mut |kernels| {
+            let mut out = vec![Routed { expert: ExpertIndex(0), weight: 0.0 }; n_rows * 8];
+            kernels.route(&x, n, true, &mut out).unwrap();
+            out.iter().flat_map(|r| [r.expert.0 as f32, r.weight]).collect()
+        });
+        each("combination", &mut |kernels| {
+            let routed = |i| Routed { expert: ExpertIndex(i), weight: 0.1 + i as f32 };
+            let routes: Vec<Routed> = (0..2 * n_rows as u32).map(routed).collect();
+            let outputs = [&x[..], &x[..]].concat();
+            let mut to = x.clone();
+            let shared = Some((&x[..], &weight[..n_rows.min(n)]));
+            let (routes, outputs) = (&routes[..], &outputs[..]);
+            kernels.combine(Combine { routes, top_k: 2, outputs, shared, hidden: n, to: &mut to });
+            to
+        });
+    }
+}
+
+#[test]
+fn heads_are_normed_and_rotated_the_same_for_every_number_of_threads() {
+    let mut random = Random(8);
+    let (heads, width) = (Heads { count: 5, dim: 40, stride: 70 }, 360);
+    for n_rows in [1, 50] {
+        let (x, weight) = (random.floats(n_rows * width), random.floats(heads.dim));
+        let angles = random.floats(n_rows * 24);
+        check(&format!("heads of {n_rows} rows"), Activations::Q8, |kernels| {
+            let mut x = x.clone();
+            let (weight, angles) = (&weight[..], &angles[..]);
+            let job =
+                HeadNormRope { x: &mut x, width, heads, weight, eps: 1e-5, angles, rotary_dim: 24 };
+            kernels.head_norm_rope(job);
+            x
+        });
+    }
+}
+
+#[test]
+fn the_first_bad_logit_is_named_for_every_number_of_threads() {
+    let (n_rows, n) = (5_000, 64);
+    let mut logits = Random(9).floats(n_rows * n);
+    for (row, expert) in [(4_711, 1), (1_234, 60), (1_234, 63), (4_999, 0)] {
+        logits[row * n + expert] = f32::INFINITY;
+    }
+    for threads in THREADS {
+        let options = Options { threads, activations: Activations::Q8, kv: KvType::F16 };
+        let mut out = vec![Routed { expert: ExpertIndex(0), weight: 0.0 }; n_rows * 8];
+        let found = CpuKernels::new(options).route(&logits, n, true, &mut out);
+        assert_eq!(found, Err(BadLogit { row: 1_234, expert: 60, value: f32::INFINITY }));
+    }
+}
