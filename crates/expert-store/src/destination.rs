@@ -52,6 +52,13 @@ impl Destination {
         Self { base: NonNull::from_mut(out).cast(), len }
     }
 
+    /// Memory that nobody else has or ever frees.
+    #[cfg(test)]
+    pub(crate) fn leaked(len: usize) -> Self {
+        // SAFETY: a leaked box is borrowed for ever.
+        unsafe { Self::lend(Box::leak(vec![0; len].into_boxed_slice())) }
+    }
+
     /// Bytes claimed.
     pub const fn len(&self) -> usize {
         self.len
@@ -183,4 +190,81 @@ fn fits(pieces: &[Piece], range: impl Fn(&Piece) -> Option<Range<u64>>, len: u64
             a.end <= len && pieces[..i].iter().all(|earlier| range(earlier).is_some_and(apart))
         })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use units::FileIndex;
+
+    use super::*;
+
+    /// Four pages on a page boundary.
+    #[repr(align(4096))]
+    struct Memory([u8; 4 * ALIGN]);
+
+    fn pieces(parts: &[(u64, u64, u64)]) -> Pieces {
+        let mut pieces = Pieces::default();
+        for &(offset, bytes, place) in parts {
+            pieces.push(Piece { file: FileIndex(0), offset, bytes, place });
+        }
+        pieces
+    }
+
+    /// `(start, length, head)` of every window in memory of `len` bytes that starts `shift` after a page.
+    fn windows(parts: &[(u64, u64, u64)], shift: usize, len: usize) -> Vec<(usize, usize, usize)> {
+        let mut memory = Box::new(Memory([0; 4 * ALIGN]));
+        let base = memory.0.as_ptr().addr() + shift;
+        // SAFETY: the memory outlives the windows, which end with this function.
+        let destination = unsafe { Destination::lend(&mut memory.0[shift..shift + len]) };
+        let mut split = Split::new(destination, &pieces(parts));
+        std::iter::from_fn(|| split.next())
+            .map(|(_, w)| (w.base.addr().get() - base, w.len, w.head()))
+            .collect()
+    }
+
+    #[test]
+    fn windows_grow_to_whole_pages_where_memory_and_file_agree() {
+        let parts = [(10_000, 5000, 1808), (4096, 4096, 8192)];
+        assert_eq!(windows(&parts, 0, 3 * ALIGN), [(0, 8192, 1808), (8192, 4096, 0)]);
+    }
+
+    #[test]
+    fn windows_are_exact_where_growing_is_impossible() {
+        let exact = |parts: &[(u64, u64, u64)]| -> Vec<_> {
+            parts.iter().map(|&(_, bytes, place)| (place as usize, bytes as usize, 0)).collect()
+        };
+        let parts = [(10_000, 5000, 1808), (4096, 4096, 8192)];
+        assert_eq!(windows(&parts, 16, 3 * ALIGN), exact(&parts), "memory off the page");
+        let parts = [(10_000, 5000, 1808)];
+        assert_eq!(windows(&parts, 0, 2 * ALIGN - 1), exact(&parts), "no slack at the end");
+        let parts = [(10_000, 5000, 0)];
+        assert_eq!(windows(&parts, 0, 2 * ALIGN), exact(&parts), "another place in the page");
+        let parts = [(0, 100, 0), (8392, 100, 200)];
+        assert_eq!(windows(&parts, 0, 2 * ALIGN), exact(&parts), "two in a page");
+    }
+
+    #[test]
+    fn overlaps_and_overruns_are_refused() {
+        for parts in [
+            &[(0, 4097, 0), (0, 10, 4096)][..],
+            &[(0, 10, 4096), (0, 4097, 0)],
+            &[(0, 1, 3 * 4096)],
+            &[(0, u64::MAX, 1)],
+        ] {
+            let refused = std::panic::catch_unwind(|| windows(parts, 0, 3 * ALIGN));
+            assert!(refused.is_err(), "{parts:?}");
+        }
+    }
+
+    #[test]
+    fn chunks_cover_everything_once() {
+        let mut bytes = vec![0u8; 1000];
+        let base = bytes.as_ptr().addr();
+        // SAFETY: `bytes` outlives the chunks.
+        let destination = unsafe { Destination::lend(&mut bytes) };
+        let chunks: Vec<_> =
+            destination.chunks(300).map(|c| (c.base.addr().get() - base, c.len())).collect();
+        assert_eq!(chunks, [(0, 300), (300, 300), (600, 300), (900, 100)]);
+        assert_eq!(Destination::leaked(0).chunks(300).count(), 0);
+    }
 }

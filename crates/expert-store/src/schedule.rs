@@ -359,3 +359,6 @@ impl Schedule {
 fn result_of(request: &mut Request) -> Result<u64, ReadError> {
     request.error.take().map_or(Ok(request.payload_bytes), Err)
 }
+
+#[cfg(test)]
+mod tests;
