@@ -17,7 +17,8 @@ use crate::request::{Completion, Priority, ReadRequest, Ticket};
 use crate::schedule::{Claim, Reply};
 use crate::transfer::{STAGING_BYTES, Transfer};
 
-/// Reader threads unless asked otherwise.
+/// Reader threads unless asked otherwise: enough to keep a disk busy at the piece sizes of experts, few enough that
+/// the first record of a layer arrives early (`examples/read_rate.rs` shows both for a disk).
 pub const DEFAULT_THREADS: usize = 4;
 
 /// Most reader threads.

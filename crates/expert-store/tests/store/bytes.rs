@@ -172,3 +172,32 @@ fn nothing_is_written_after_the_store_is_gone() {
         }
     }
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn nothing_stays_in_the_page_cache() {
+    use crate::support::{cached_pages, forget};
+
+    let files = TestFiles::new(&[20_000_000]);
+    let path = &files.paths[0];
+    forget(path);
+    if cached_pages(path) > 0 {
+        eprintln!("skipped: {} is on a file system that lives in memory", path.display());
+        return;
+    }
+    std::fs::read(path).unwrap();
+    assert!(cached_pages(path) > 4000, "the count must see what an ordinary read leaves");
+    forget(path);
+    for direct in MODES {
+        let store = files.store(options(direct, 1));
+        let loads = random_loads(&files, 20, 3);
+        for load in &loads {
+            store.submit(load.request(), Priority::Demand);
+        }
+        for _ in &loads {
+            store.wait_any().result.unwrap();
+        }
+        store.read_blocking(FileIndex(0), 5, &mut vec![0; 9_000_000]).unwrap();
+        assert_eq!(cached_pages(path), 0, "{direct:?}");
+    }
+}

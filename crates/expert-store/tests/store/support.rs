@@ -209,3 +209,36 @@ pub(crate) fn make_fifo(path: &Path) {
     // SAFETY: a C string and a number.
     assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
 }
+
+/// How many pages of a file the system keeps in memory.
+#[cfg(target_os = "linux")]
+pub(crate) fn cached_pages(path: &Path) -> usize {
+    use std::os::fd::AsRawFd;
+
+    let file = File::open(path).unwrap();
+    let len = file.metadata().unwrap().len() as usize;
+    let mut pages = vec![0u8; len.div_ceil(PAGE as usize)];
+    // SAFETY: a new read-only mapping of an open file; its pages are not looked at, only counted, and `pages` has a
+    // byte for each.
+    unsafe {
+        let (protection, flags) = (libc::PROT_READ, libc::MAP_SHARED);
+        let map = libc::mmap(std::ptr::null_mut(), len, protection, flags, file.as_raw_fd(), 0);
+        assert!(map != libc::MAP_FAILED);
+        assert_eq!(libc::mincore(map, len, pages.as_mut_ptr()), 0);
+        assert_eq!(libc::munmap(map, len), 0);
+    }
+    pages.iter().filter(|&&page| page & 1 == 1).count()
+}
+
+/// Takes a clean file out of the page cache.
+#[cfg(target_os = "linux")]
+pub(crate) fn forget(path: &Path) {
+    use std::os::fd::AsRawFd;
+
+    let file = File::open(path).unwrap();
+    // SAFETY: an open file and numbers.
+    assert_eq!(
+        unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) },
+        0
+    );
+}
