@@ -32,7 +32,8 @@ pub static IQ3_S: [[i8; 4]; 512] = grid(15_360);
 pub static IQ1: [[i8; 8]; 2048] = grid(17_408);
 
 /// Levels of `IQ4_NL` and `IQ4_XS`.
-pub static IQ4: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+pub static IQ4: [i8; 16] =
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 /// Doubled E2M1 values of `MXFP4`.
 pub static FP4: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
@@ -41,12 +42,6 @@ pub static FP4: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, 
 #[inline(always)]
 pub const fn even_signs(index: u8) -> u8 {
     index | ((index.count_ones() as u8 & 1) << 7)
-}
-
-/// -1 if bit `j` of `signs` is set, else 1.
-#[inline(always)]
-pub const fn sign(signs: u8, j: usize) -> i32 {
-    1 - 2 * ((signs >> j) & 1) as i32
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use crate::BlockType;
 use crate::float::{bf16_to_f32, f16_to_f32};
-use crate::formats::{self, Format, Integers, MAX_BLOCK};
+use crate::formats::{self, Format, MAX_BLOCK, Unpacked};
 use crate::lanes::{self, LANES};
 use crate::q8::{GROUP, Q8View};
 
@@ -41,20 +41,48 @@ macro_rules! with_format {
     }};
 }
 
-/// Decodes a row of `out.len()` values.
+/// Decodes a row, or any whole number of blocks, of `out.len()` values.
+///
+/// The values are those of GGML's own decoding, bit for bit. Damage stays visible: a NaN or infinite scale gives NaN or
+/// infinite values.
 ///
 /// # Panics
-/// If `row` is not exactly that row's bytes.
+/// If `row` is not exactly the bytes of `out.len()` values.
 #[inline(always)]
 pub fn decode_row(ty: BlockType, row: &[u8], out: &mut [f32]) {
-    assert_eq!(ty.row_bytes(out.len()), Some(row.len()), "the bytes of a {ty} row of {} values", out.len());
+    check_row(ty, row, out.len());
     with_format!(ty, F => decode_blocks::<F>(row, out), decode_floats(ty, row, out));
 }
 
 #[inline(always)]
+fn check_row(ty: BlockType, row: &[u8], n_in: usize) {
+    assert_eq!(ty.row_bytes(n_in), Some(row.len()), "the bytes of a {ty} row of {n_in} values");
+}
+
+#[inline(always)]
 fn decode_blocks<F: Format>(row: &[u8], out: &mut [f32]) {
+    let mut unpacked = Unpacked::new();
     for (block, out) in row.chunks_exact(F::BYTES).zip(out.chunks_exact_mut(F::LEN)) {
-        F::decode(block, out);
+        decode_block::<F>(block, &mut unpacked, out);
+    }
+}
+
+#[inline(always)]
+fn decode_block<F: Format>(block: &[u8], unpacked: &mut Unpacked, out: &mut [f32]) {
+    F::unpack(block, unpacked);
+    let codes = unpacked.codes.as_chunks::<GROUP>().0.iter();
+    let groups = unpacked.scales.iter().zip(&unpacked.mins).zip(codes);
+    for (((scale, min), codes), out) in groups.zip(out.as_chunks_mut::<GROUP>().0) {
+        let scale = unpacked.scale * f32::from(*scale);
+        for (y, code) in out.iter_mut().zip(codes) {
+            *y = scale * f32::from(*code);
+        }
+        if F::LARGEST_MIN > 0 {
+            let min = unpacked.min_scale * f32::from(*min);
+            for y in out {
+                *y += min;
+            }
+        }
     }
 }
 
@@ -62,17 +90,17 @@ fn decode_blocks<F: Format>(row: &[u8], out: &mut [f32]) {
 fn decode_floats(ty: BlockType, row: &[u8], out: &mut [f32]) {
     match ty {
         BlockType::F32 => {
-            for (y, b) in out.iter_mut().zip(row.as_chunks::<4>().0) {
+            for (y, b) in out.iter_mut().zip(row.as_chunks().0) {
                 *y = f32::from_le_bytes(*b);
             }
         }
         BlockType::F16 => {
-            for (y, b) in out.iter_mut().zip(row.as_chunks::<2>().0) {
+            for (y, b) in out.iter_mut().zip(row.as_chunks().0) {
                 *y = f16_to_f32(u16::from_le_bytes(*b));
             }
         }
         BlockType::Bf16 => {
-            for (y, b) in out.iter_mut().zip(row.as_chunks::<2>().0) {
+            for (y, b) in out.iter_mut().zip(row.as_chunks().0) {
                 *y = bf16_to_f32(u16::from_le_bytes(*b));
             }
         }
@@ -86,53 +114,125 @@ fn decode_floats(ty: BlockType, row: &[u8], out: &mut [f32]) {
 /// If `row` is not exactly the bytes of a row of `x.len()` values.
 #[inline(always)]
 pub fn dot_f32(ty: BlockType, row: &[u8], x: &[f32]) -> f32 {
-    assert_eq!(ty.row_bytes(x.len()), Some(row.len()), "the bytes of a {ty} row of {} values", x.len());
+    check_row(ty, row, x.len());
+    with_format!(ty, F => dot_decoded::<F>(row, x), dot_floats(ty, row, x))
+}
+
+#[inline(always)]
+fn dot_decoded<F: Format>(row: &[u8], x: &[f32]) -> f32 {
+    // Blocks are whole numbers of lanes, so each starts at lane 0.
+    const { assert!(F::LEN.is_multiple_of(LANES)) }
     let mut sums = [0.0; LANES];
+    let mut unpacked = Unpacked::new();
     let mut values = [0.0; MAX_BLOCK];
-    // Blocks are a multiple of the lanes, and floats are taken 256 at a time, so pieces start at lane 0.
-    let len = if ty.is_float() { MAX_BLOCK } else { ty.block_len() };
-    let bytes = len / ty.block_len() * ty.block_bytes();
-    for (piece, x) in row.chunks(bytes).zip(x.chunks(len)) {
-        let values = &mut values[..x.len()];
-        decode_row(ty, piece, values);
-        lanes::accumulate(&mut sums, values, x);
+    for (block, x) in row.chunks_exact(F::BYTES).zip(x.chunks_exact(F::LEN)) {
+        decode_block::<F>(block, &mut unpacked, &mut values[..F::LEN]);
+        lanes::accumulate(&mut sums, &values[..F::LEN], x);
     }
     lanes::tree(sums)
 }
 
-/// `Σ w·x` with 8-bit activations: the definition.
+#[inline(always)]
+fn dot_floats(ty: BlockType, row: &[u8], x: &[f32]) -> f32 {
+    let mut sums = [0.0; LANES];
+    let mut values = [0.0; MAX_BLOCK];
+    for (piece, x) in row.chunks(MAX_BLOCK * ty.block_bytes()).zip(x.chunks(MAX_BLOCK)) {
+        decode_floats(ty, piece, &mut values[..x.len()]);
+        lanes::accumulate(&mut sums, &values[..x.len()], x);
+    }
+    lanes::tree(sums)
+}
+
+/// `Σ w·x` with 8-bit activations: the definition that every faster kernel must equal bit for bit.
 ///
-/// Inside a block everything is an exact i32: `isum = Σ weight·quant`, where a weight is its sub-scale times its
-/// code, and `msum = Σ_group min·Σ quant`. The largest `|isum|` is 2^27.0 (`Q6_K`: 256 · 128 · 32 · 127). Then, block
-/// after block, `acc = fma(d·dx, isum, acc)` and, for formats with minima, `acc = fma(m·dx, msum, acc)`, where `dx`
-/// is the activation scale, `d` the block scale (times the format's constant) and `m` is `-dmin` (or `m` of `Q4_1`
-/// and `Q5_1`); integers are converted with rounding to nearest even.
+/// A block is a scale, integer sub-scales `sc` and minima `mn` per group of 16, and integer codes `c`. With quants `q`
+/// and scale `dx` of the activation block, these are exact:
 ///
-/// F32, F16 and BF16 have no integers and are never multiplied with 8-bit activations.
+/// - `isum = Σ sc · c · q`
+/// - `msum = Σ mn · Σ q`, the inner sum being the activations' group sum
+///
+/// Then in block order, in f32, each line rounding where a product is taken, an integer is converted (to nearest,
+/// ties to even) and in the fused multiply-add:
+///
+/// - `acc = fma(scale · dx, isum, acc)`
+/// - `acc = fma(min_scale · dx, msum, acc)` for the formats that have minima
+///
+/// | format | `scale` | `sc` | `c` | `abs(sc · c)` up to | `min_scale` | `mn` |
+/// |---|---|---|---|---|---|---|
+/// | `Q4_0` | d | 1 | q - 8 | 8 | | |
+/// | `Q4_1` | d | 1 | q | 15 | m | 1 |
+/// | `Q5_0` | d | 1 | q - 16 | 16 | | |
+/// | `Q5_1` | d | 1 | q | 31 | m | 1 |
+/// | `Q8_0` | d | 1 | q | 128 | | |
+/// | `Q2_K` | d | 0 … 15 | q | 45 | -dmin | 0 … 15 |
+/// | `Q3_K` | d | s - 32 | q - 4 | 128 | | |
+/// | `Q4_K` | d | 0 … 63 | q | 945 | -dmin | 0 … 63 |
+/// | `Q5_K` | d | 0 … 63 | q | 1,953 | -dmin | 0 … 63 |
+/// | `Q6_K` | d | s8 | q - 32 | 4,096 | | |
+/// | `IQ1_S`, `IQ1_M` | d / 8 | 2t + 1 | 8g ± 1 | 135 | | |
+/// | `IQ2_XXS`, `IQ2_XS`, `IQ2_S` | d / 8 | 2t + 1 | ± g | 1,333 | | |
+/// | `IQ3_XXS` | d / 4 | 2t + 1 | ± g | 1,922 | | |
+/// | `IQ3_S` | d | 2t + 1 | ± g | 465 | | |
+/// | `IQ4_NL` | d | 1 | level | 127 | | |
+/// | `IQ4_XS` | d | s - 32 | level | 4,064 | | |
+/// | `MXFP4` | 2^(e - 128) | 1 | level | 12 | | |
+///
+/// A block of 256 thus reaches at most 256 · 4,096 · 128 = 2^27 (`Q6_K`), and a format's `isum` fits an i32.
+///
+/// A NaN activation scale makes the product NaN, whatever the weights are; see [`crate::quantize_into`].
 ///
 /// # Panics
-/// If `ty` is a float type, or lengths or blocks do not belong together.
+/// If `ty` is a float type (F32, F16 and BF16 weights are always multiplied in float), or lengths or blocks do not
+/// belong together.
 #[inline(always)]
 pub fn dot_q8(ty: BlockType, row: &[u8], x: Q8View<'_>) -> f32 {
-    assert_eq!(ty.row_bytes(x.quants.len()), Some(row.len()), "the bytes of a {ty} row");
-    assert_eq!(x.block, ty.activation_block(), "activations in blocks of the weight");
+    check_row(ty, row, x.quants.len());
+    assert_eq!(x.block, ty.activation_block(), "activations in blocks of the {ty} weight");
+    let n = x.quants.len();
+    assert!(
+        x.scales.len() == n / x.block && x.sums.len() == n / GROUP,
+        "a scale per block and a sum per group"
+    );
     with_format!(ty, F => dot_blocks::<F>(row, x), panic!("{ty} weights are multiplied in float"))
 }
 
 #[inline(always)]
 fn dot_blocks<F: Format>(row: &[u8], x: Q8View<'_>) -> f32 {
-    let mut integers =
-        Integers { weights: [0; MAX_BLOCK], mins: [0; MAX_BLOCK / GROUP], scale: 0.0, min_scale: 0.0 };
+    const {
+        // The sums below cannot overflow: quants are at least -128, group sums at most 16 times that.
+        let most = if F::LARGEST > F::LARGEST_MIN { F::LARGEST } else { F::LARGEST_MIN };
+        assert!(F::LEN as i64 * most as i64 * 128 <= i32::MAX as i64);
+        assert!(F::LEN.is_multiple_of(GROUP));
+    }
+    let mut unpacked = Unpacked::new();
     let mut acc = 0.0_f32;
     let blocks = row.chunks_exact(F::BYTES).zip(x.quants.chunks_exact(F::LEN));
-    for ((block, quants), (sums, dx)) in blocks.zip(x.sums.chunks_exact(F::LEN / GROUP).zip(x.scales)) {
-        F::integers(block, &mut integers);
-        let isum: i32 = integers.weights.iter().zip(quants).map(|(w, q)| w * i32::from(*q)).sum();
-        acc = (integers.scale * dx).mul_add(isum as f32, acc);
-        if F::HAS_MIN {
-            let msum: i32 = integers.mins.iter().zip(sums).map(|(m, s)| m * i32::from(*s)).sum();
-            acc = (integers.min_scale * dx).mul_add(msum as f32, acc);
+    let activations = x.scales.iter().zip(x.sums.chunks_exact(F::LEN / GROUP));
+    for ((block, quants), (dx, sums)) in blocks.zip(activations) {
+        F::unpack(block, &mut unpacked);
+        acc = (unpacked.scale * dx).mul_add(sum_products(&unpacked, quants) as f32, acc);
+        if F::LARGEST_MIN > 0 {
+            let minima = unpacked.mins.iter().zip(sums);
+            let msum: i32 = minima.map(|(min, sum)| i32::from(*min) * i32::from(*sum)).sum();
+            acc = (unpacked.min_scale * dx).mul_add(msum as f32, acc);
         }
     }
     acc
 }
+
+/// `Σ sc · c · q` over the groups that `quants` has.
+#[inline(always)]
+fn sum_products(unpacked: &Unpacked, quants: &[i8]) -> i32 {
+    let mut isum = 0;
+    let codes = unpacked.codes.as_chunks::<GROUP>().0.iter();
+    for ((quants, codes), scale) in
+        quants.as_chunks::<GROUP>().0.iter().zip(codes).zip(&unpacked.scales)
+    {
+        let products = codes.iter().zip(quants).map(|(c, q)| i32::from(*c) * i32::from(*q));
+        isum += i32::from(*scale) * products.sum::<i32>();
+    }
+    isum
+}
+
+#[cfg(test)]
+mod tests;

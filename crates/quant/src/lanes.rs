@@ -6,6 +6,9 @@
 pub const LANES: usize = 16;
 
 /// `Σ w·x`: element `i` is accumulated by a fused multiply-add into lane `i % 16`; then [`tree`].
+///
+/// # Panics
+/// If the lengths differ.
 #[inline(always)]
 pub fn dot(w: &[f32], x: &[f32]) -> f32 {
     assert_eq!(w.len(), x.len(), "a dot product takes equal lengths");
@@ -60,6 +63,8 @@ pub fn tree(mut lanes: [f32; LANES]) -> f32 {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::float_cmp, reason = "the sums are exact")]
+
     use super::*;
 
     #[test]

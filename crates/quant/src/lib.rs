@@ -1,9 +1,16 @@
 //! Number formats: block layouts, decoding, and the scalar definition of every dot product.
 //!
-//! A weight row is a run of blocks. A block has one f32 scale and integers (sub-scales and codes multiplied out),
-//! so a product with 8-bit activations is exact inside a block and rounds once per block; see [`dot_q8`].
-//! Kernels with SIMD live in `compute` and must give the same bits.
+//! A weight row is a run of blocks. A block has one scale, and integers: codes, and sub-scales and minima of groups of
+//! 16 codes. Products with 8-bit activations are exact inside a block and round once per block and scale; see
+//! [`dot_q8`]. Kernels with SIMD live in `compute` and must give the same bits.
+//!
+//! Pure: no files, threads or clocks, and nothing here looks at what the CPU can do.
 #![forbid(unsafe_code)]
+#![allow(
+    clippy::inline_always,
+    reason = "`compute` instantiates these loops inside functions for one instruction set; a call out of such a \
+              function would run code for the oldest CPU"
+)]
 
 mod block_type;
 pub mod codebook;
@@ -17,5 +24,5 @@ pub mod slot;
 pub use block_type::BlockType;
 pub use dot::{decode_row, dot_f32, dot_q8};
 pub use float::{bf16_to_f32, f16_to_f32, f32_to_f16};
-pub use formats::scale_min_k4;
 pub use q8::{GROUP, Q8Row, Q8View, quantize_into};
+pub use slot::{ExpertMatrices, SlotMatrix};

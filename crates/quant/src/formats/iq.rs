@@ -1,352 +1,244 @@
 //! Formats whose codes name levels or short vectors: the "IQ" family and MXFP4.
+//!
+//! The codebook formats share the shape `d · c · (2t + 1) · v` with a constant `c`, a `t` of 3 or 4 bits and a small
+//! integer `v`: `2t + 1` is the sub-scale and `v` the code.
 
-use super::legacy::nibble;
-use super::{Format, Integers, f16_at, u16_at, u32_at};
-use crate::codebook::{self, even_signs, sign};
+use super::{Format, Unpacked, f16_at, nibbles, part, u16_at, u32_at};
+use crate::codebook::{self, even_signs};
 use crate::float::f16_to_f32;
 
-/// A run of values that share a sub-scale: `odd · value` in units of the block's scale.
-///
-/// All codebook formats have the shape `d · c · (2t + 1) · v` with a constant `c`, a 3- or 4-bit `t`, and a small
-/// integer `v`, so one walk over a block serves decoding and products.
-trait Runs {
-    /// Values in a run.
-    const RUN: usize;
-    /// The constant `c`.
-    const UNIT: f32;
-
-    fn d(block: &[u8]) -> f32;
-
-    /// `t` of run `k`.
-    fn t(block: &[u8], k: usize) -> i32;
-
-    /// Values of run `k`.
-    fn values(block: &[u8], k: usize, out: &mut [i32]);
+/// `2t + 1` of the 4 bits `i` of `packed`.
+#[inline(always)]
+fn odd_nibble(packed: &[u8], i: usize) -> i8 {
+    let t = packed[i / 2] >> (4 * (i % 2)) & 15;
+    2 * t as i8 + 1
 }
 
+/// `entry`, negated where bit `first + j` of `signs` is set.
 #[inline(always)]
-fn integers_of_runs<R: Runs>(block: &[u8], out: &mut Integers) {
-    out.scale = R::d(block) * R::UNIT;
-    for (k, run) in out.weights.chunks_exact_mut(R::RUN).enumerate() {
-        R::values(block, k, run);
-        let odd = 2 * R::t(block, k) + 1;
-        run.iter_mut().for_each(|w| *w *= odd);
+fn signed<const N: usize>(entry: &[i8; N], signs: u8, first: usize, out: &mut [i8; N]) {
+    for (j, (code, g)) in out.iter_mut().zip(entry).enumerate() {
+        *code = if signs >> (first + j) & 1 == 1 { -g } else { *g };
     }
 }
 
-/// Decodes with the sub-scale that `scale(d, t)` gives, rounded as the reference does.
-#[inline(always)]
-fn decode_runs<R: Runs>(block: &[u8], out: &mut [f32], scale: impl Fn(f32, f32) -> f32) {
-    let d = R::d(block);
-    let mut values = [0; 32];
-    for (k, run) in out.chunks_exact_mut(R::RUN).enumerate() {
-        let s = scale(d, R::t(block, k) as f32);
-        let values = &mut values[..R::RUN];
-        R::values(block, k, values);
-        for (y, v) in run.iter_mut().zip(values) {
-            *y = s * *v as f32;
-        }
-    }
-}
-
-#[inline(always)]
-fn signed<const N: usize>(entry: &[i8; N], signs: u8, out: &mut [i32]) {
-    for (j, (w, g)) in out.iter_mut().zip(entry).enumerate() {
-        *w = i32::from(*g) * sign(signs, j);
-    }
-}
-
-macro_rules! runs_format {
-    ($name:ident, $bytes:literal, |$d:ident, $t:ident| $scale:expr) => {
-        impl Format for $name {
-            const LEN: usize = 256;
-            const BYTES: usize = $bytes;
-
-            fn decode(block: &[u8], out: &mut [f32]) {
-                decode_runs::<Self>(block, out, |$d, $t| $scale);
-            }
-
-            fn integers(block: &[u8], out: &mut Integers) {
-                integers_of_runs::<Self>(block, out);
-            }
-        }
-    };
-}
-
+/// Bytes: `d` f16; for each run of 32, four indices and a u32 of four 7-bit signs and `t`.
+/// Value: `d · (0.5 + t) / 4 · v`.
 pub(crate) struct Iq2Xxs;
 
-impl Runs for Iq2Xxs {
-    const RUN: usize = 32;
-    const UNIT: f32 = 0.125;
+impl Format for Iq2Xxs {
+    const LEN: usize = 256;
+    const BYTES: usize = 66;
+    const LARGEST: i32 = 31 * 43;
 
-    fn d(block: &[u8]) -> f32 {
-        f16_at(block, 0)
-    }
-
-    fn t(block: &[u8], k: usize) -> i32 {
-        (u32_at(block, 6 + 8 * k) >> 28) as i32
-    }
-
-    fn values(block: &[u8], k: usize, out: &mut [i32]) {
-        let signs = u32_at(block, 6 + 8 * k);
-        for (l, group) in out.chunks_exact_mut(8).enumerate() {
+    #[inline(always)]
+    fn unpack(block: &[u8], out: &mut Unpacked) {
+        out.scale = f16_at(block, 0) * 0.125;
+        let word = |k: usize| u32_at(block, 6 + 8 * k);
+        out.scales_of_32(|k| 2 * (word(k) >> 28) as i8 + 1);
+        for (g, codes) in out.codes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+            let (k, l) = (g / 4, g % 4);
             let entry = &codebook::IQ2_XXS[usize::from(block[2 + 8 * k + l])];
-            signed(entry, even_signs((signs >> (7 * l)) as u8 & 127), group);
+            signed(entry, even_signs((word(k) >> (7 * l)) as u8 & 127), 0, codes);
         }
     }
 }
 
-runs_format!(Iq2Xxs, 66, |d, t| d * (0.5 + t) * 0.25);
-
+/// Bytes: `d` f16, 32 u16 of a 9-bit index and 7-bit signs, 16 nibbles `t`. Value: `d · (0.5 + t) / 4 · v`.
 pub(crate) struct Iq2Xs;
 
-impl Runs for Iq2Xs {
-    const RUN: usize = 16;
-    const UNIT: f32 = 0.125;
+impl Format for Iq2Xs {
+    const LEN: usize = 256;
+    const BYTES: usize = 74;
+    const LARGEST: i32 = 31 * 43;
 
-    fn d(block: &[u8]) -> f32 {
-        f16_at(block, 0)
-    }
-
-    fn t(block: &[u8], k: usize) -> i32 {
-        i32::from((block[66 + k / 2] >> (4 * (k & 1))) & 15)
-    }
-
-    fn values(block: &[u8], k: usize, out: &mut [i32]) {
-        for (l, group) in out.chunks_exact_mut(8).enumerate() {
-            let q = u16_at(block, 2 + 2 * (2 * k + l));
-            signed(&codebook::IQ2_XS[usize::from(q & 511)], even_signs((q >> 9) as u8), group);
+    #[inline(always)]
+    fn unpack(block: &[u8], out: &mut Unpacked) {
+        out.scale = f16_at(block, 0) * 0.125;
+        out.scales = std::array::from_fn(|k| odd_nibble(&block[66..], k));
+        for (g, codes) in out.codes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+            let q = u16_at(block, 2 + 2 * g);
+            let entry = &codebook::IQ2_XS[usize::from(q & 511)];
+            signed(entry, even_signs((q >> 9) as u8), 0, codes);
         }
     }
 }
 
-runs_format!(Iq2Xs, 74, |d, t| d * (0.5 + t) * 0.25);
-
+/// Bytes: `d` f16, 32 low indices, 32 of signs, 8 of high index bits, 16 nibbles `t`.
+/// Value: `d · (0.5 + t) / 4 · v`.
 pub(crate) struct Iq2S;
 
-impl Runs for Iq2S {
-    const RUN: usize = 16;
-    const UNIT: f32 = 0.125;
+impl Format for Iq2S {
+    const LEN: usize = 256;
+    const BYTES: usize = 82;
+    const LARGEST: i32 = 31 * 43;
 
-    fn d(block: &[u8]) -> f32 {
-        f16_at(block, 0)
-    }
-
-    fn t(block: &[u8], k: usize) -> i32 {
-        i32::from((block[74 + k / 2] >> (4 * (k & 1))) & 15)
-    }
-
-    fn values(block: &[u8], k: usize, out: &mut [i32]) {
-        for (l, group) in out.chunks_exact_mut(8).enumerate() {
-            let g = 2 * k + l;
-            let high = (block[66 + g / 4] >> (2 * (g % 4))) & 3;
-            let index = usize::from(block[2 + g]) | usize::from(high) << 8;
-            signed(&codebook::IQ2_S[index], block[34 + g], group);
+    #[inline(always)]
+    fn unpack(block: &[u8], out: &mut Unpacked) {
+        out.scale = f16_at(block, 0) * 0.125;
+        out.scales = std::array::from_fn(|k| odd_nibble(&block[74..], k));
+        for (g, codes) in out.codes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+            let high = block[66 + g / 4] >> (2 * (g % 4)) & 3;
+            let entry = &codebook::IQ2_S[usize::from(block[2 + g]) | usize::from(high) << 8];
+            signed(entry, block[34 + g], 0, codes);
         }
     }
 }
 
-runs_format!(Iq2S, 82, |d, t| d * (0.5 + t) * 0.25);
-
+/// Bytes: `d` f16, 64 indices, 8 u32 of four 7-bit signs and `t`. Value: `d · (0.5 + t) / 2 · v`.
 pub(crate) struct Iq3Xxs;
 
-impl Runs for Iq3Xxs {
-    const RUN: usize = 32;
-    const UNIT: f32 = 0.25;
+impl Format for Iq3Xxs {
+    const LEN: usize = 256;
+    const BYTES: usize = 98;
+    const LARGEST: i32 = 31 * 62;
 
-    fn d(block: &[u8]) -> f32 {
-        f16_at(block, 0)
-    }
-
-    fn t(block: &[u8], k: usize) -> i32 {
-        (u32_at(block, 66 + 4 * k) >> 28) as i32
-    }
-
-    fn values(block: &[u8], k: usize, out: &mut [i32]) {
-        let word = u32_at(block, 66 + 4 * k);
-        for (l, group) in out.chunks_exact_mut(8).enumerate() {
-            let signs = even_signs((word >> (7 * l)) as u8 & 127);
-            let index = 2 + 8 * k + 2 * l;
-            signed(&codebook::IQ3_XXS[usize::from(block[index])], signs, &mut group[..4]);
-            signed(&codebook::IQ3_XXS[usize::from(block[index + 1])], signs >> 4, &mut group[4..]);
+    #[inline(always)]
+    fn unpack(block: &[u8], out: &mut Unpacked) {
+        out.scale = f16_at(block, 0) * 0.25;
+        let word = |k: usize| u32_at(block, 66 + 4 * k);
+        out.scales_of_32(|k| 2 * (word(k) >> 28) as i8 + 1);
+        for (g, codes) in out.codes.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            let signs = even_signs((word(g / 8) >> (7 * (g % 8 / 2))) as u8 & 127);
+            let entry = &codebook::IQ3_XXS[usize::from(block[2 + g])];
+            signed(entry, signs, 4 * (g % 2), codes);
         }
     }
 }
 
-runs_format!(Iq3Xxs, 98, |d, t| d * (0.5 + t) * 0.5);
-
+/// Bytes: `d` f16, 64 low indices, 8 of high index bits, 32 of signs, 8 nibbles `t`. Value: `d · (1 + 2t) · v`.
 pub(crate) struct Iq3S;
 
-impl Runs for Iq3S {
-    const RUN: usize = 32;
-    const UNIT: f32 = 1.0;
+impl Format for Iq3S {
+    const LEN: usize = 256;
+    const BYTES: usize = 110;
+    const LARGEST: i32 = 31 * 15;
 
-    fn d(block: &[u8]) -> f32 {
-        f16_at(block, 0)
-    }
-
-    fn t(block: &[u8], k: usize) -> i32 {
-        i32::from((block[106 + k / 2] >> (4 * (k & 1))) & 15)
-    }
-
-    fn values(block: &[u8], k: usize, out: &mut [i32]) {
-        for (l, group) in out.chunks_exact_mut(4).enumerate() {
-            let g = 8 * k + l;
-            let index = usize::from(block[2 + g]) | usize::from((block[66 + k] >> l) & 1) << 8;
-            signed(&codebook::IQ3_S[index], block[74 + g / 2] >> (4 * (g & 1)), group);
+    #[inline(always)]
+    fn unpack(block: &[u8], out: &mut Unpacked) {
+        out.scale = f16_at(block, 0);
+        out.scales_of_32(|k| odd_nibble(&block[106..], k));
+        for (g, codes) in out.codes.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            let high = block[66 + g / 8] >> (g % 8) & 1;
+            let entry = &codebook::IQ3_S[usize::from(block[2 + g]) | usize::from(high) << 8];
+            signed(entry, block[74 + g / 2], 4 * (g % 2), codes);
         }
     }
 }
 
-runs_format!(Iq3S, 110, |d, t| d * (1.0 + 2.0 * t));
-
-/// The ternary grids shift every value by an eighth: `8·g ± 1` in units of an eighth.
+/// The ternary grid's values are shifted by an eighth up or down: `8g ± 1` in units of an eighth.
 #[inline(always)]
-fn shifted(entry: &[i8; 8], minus: bool, out: &mut [i32]) {
-    let shift = if minus { -1 } else { 1 };
-    for (w, g) in out.iter_mut().zip(entry) {
-        *w = 8 * i32::from(*g) + shift;
-    }
+fn shifted(entry: &[i8; 8], down: bool) -> [i8; 8] {
+    let shift = if down { -1 } else { 1 };
+    entry.map(|g| 8 * g + shift)
 }
 
+/// Bytes: `d` f16, 32 low indices, 8 u16 of four times 3 high index bits, `t` of 3 bits and the shift's sign.
+/// Value: `d · (2t + 1) · (g ± 0.125)`.
 pub(crate) struct Iq1S;
 
-impl Runs for Iq1S {
-    const RUN: usize = 32;
-    const UNIT: f32 = 0.125;
+impl Format for Iq1S {
+    const LEN: usize = 256;
+    const BYTES: usize = 50;
+    const LARGEST: i32 = 15 * 9;
 
-    fn d(block: &[u8]) -> f32 {
-        f16_at(block, 0)
-    }
-
-    fn t(block: &[u8], k: usize) -> i32 {
-        i32::from((u16_at(block, 34 + 2 * k) >> 12) & 7)
-    }
-
-    fn values(block: &[u8], k: usize, out: &mut [i32]) {
-        let h = u16_at(block, 34 + 2 * k);
-        for (l, group) in out.chunks_exact_mut(8).enumerate() {
-            let index = usize::from(block[2 + 4 * k + l]) | usize::from((h >> (3 * l)) & 7) << 8;
-            shifted(&codebook::IQ1[index], h & 0x8000 != 0, group);
+    #[inline(always)]
+    fn unpack(block: &[u8], out: &mut Unpacked) {
+        out.scale = f16_at(block, 0) * 0.125;
+        let word = |k: usize| u16_at(block, 34 + 2 * k);
+        out.scales_of_32(|k| 2 * (word(k) >> 12 & 7) as i8 + 1);
+        for (g, codes) in out.codes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+            let h = word(g / 4);
+            let index = usize::from(block[2 + g]) | usize::from(h >> (3 * (g % 4)) & 7) << 8;
+            *codes = shifted(&codebook::IQ1[index], h & 0x8000 != 0);
         }
     }
 }
 
-// An eighth is exact, so scaling by it before or after the product gives the same bits.
-runs_format!(Iq1S, 50, |d, t| d * (2.0 * t + 1.0) * 0.125);
-
+/// Bytes: 32 low indices; 32 nibbles of 3 high index bits and the shift's sign; four u16, each four times 3 bits `t`
+/// and 4 bits of `d`. Value: `d · (2t + 1) · (g ± 0.125)`.
 pub(crate) struct Iq1M;
 
-impl Runs for Iq1M {
-    const RUN: usize = 8;
-    const UNIT: f32 = 0.125;
+impl Format for Iq1M {
+    const LEN: usize = 256;
+    const BYTES: usize = 56;
+    const LARGEST: i32 = 15 * 9;
 
-    fn d(block: &[u8]) -> f32 {
-        let c = |j: usize| u16_at(block, 48 + 2 * j);
-        f16_to_f32((c(0) >> 12) | ((c(1) >> 8) & 0xf0) | ((c(2) >> 4) & 0xf00) | (c(3) & 0xf000))
-    }
-
-    fn t(block: &[u8], k: usize) -> i32 {
-        let ib = k / 4;
-        let shift = 6 * (ib & 1) + 3 * ((k % 4) / 2);
-        i32::from((u16_at(block, 48 + 2 * (ib / 2)) >> shift) & 7)
-    }
-
-    fn values(block: &[u8], k: usize, out: &mut [i32]) {
-        let h = block[32 + k / 2] >> (4 * (k & 1));
-        let index = usize::from(block[k]) | usize::from(h & 7) << 8;
-        shifted(&codebook::IQ1[index], h & 8 != 0, out);
+    #[inline(always)]
+    fn unpack(block: &[u8], out: &mut Unpacked) {
+        let c: [u16; 4] = std::array::from_fn(|j| u16_at(block, 48 + 2 * j));
+        let d = c[0] >> 12 | c[1] >> 8 & 0xf0 | c[2] >> 4 & 0xf00 | c[3] & 0xf000;
+        out.scale = f16_to_f32(d) * 0.125;
+        out.scales = std::array::from_fn(|k| 2 * (c[k / 4] >> (3 * (k % 4)) & 7) as i8 + 1);
+        for (g, codes) in out.codes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+            let h = block[32 + g / 2] >> (4 * (g % 2));
+            let index = usize::from(block[g]) | usize::from(h & 7) << 8;
+            *codes = shifted(&codebook::IQ1[index], h & 8 != 0);
+        }
     }
 }
 
-runs_format!(Iq1M, 56, |d, t| d * (2.0 * t + 1.0) * 0.125);
+/// Nibbles as levels.
+#[inline(always)]
+fn levels(table: &[i8; 16], packed: &[u8; 16]) -> [i8; 32] {
+    nibbles(packed).map(|n| table[usize::from(n)])
+}
 
+/// Bytes: `d` f16, 16 nibble pairs. Value: `d · level`.
 pub(crate) struct Iq4Nl;
 
 impl Format for Iq4Nl {
     const LEN: usize = 32;
     const BYTES: usize = 18;
+    const LARGEST: i32 = 127;
 
-    fn decode(block: &[u8], out: &mut [f32]) {
-        let d = f16_at(block, 0);
-        for (i, y) in out.iter_mut().enumerate() {
-            *y = d * f32::from(codebook::IQ4[nibble(&block[2..], i) as usize]);
-        }
-    }
-
-    fn integers(block: &[u8], out: &mut Integers) {
-        out.scale = f16_at(block, 0);
-        for (i, w) in out.weights[..32].iter_mut().enumerate() {
-            *w = i32::from(codebook::IQ4[nibble(&block[2..], i) as usize]);
-        }
+    #[inline(always)]
+    fn unpack(block: &[u8], out: &mut Unpacked) {
+        *out.one_scale(f16_at(block, 0), 0.0) = levels(&codebook::IQ4, part(block, 2));
     }
 }
 
+/// Bytes: `d` f16, u16 of high and 4 bytes of low sub-scale bits, 128 of nibble pairs.
+/// Value: `d · (sc - 32) · level`.
 pub(crate) struct Iq4Xs;
-
-impl Iq4Xs {
-    #[inline(always)]
-    fn scale(block: &[u8], j: usize) -> i32 {
-        let low = (block[4 + j / 2] >> (4 * (j & 1))) & 15;
-        let high = (u16_at(block, 2) >> (2 * j)) as u8 & 3;
-        i32::from(low | (high << 4)) - 32
-    }
-
-    #[inline(always)]
-    fn level(block: &[u8], i: usize) -> i32 {
-        let (j, i) = (i / 32, i % 32);
-        i32::from(codebook::IQ4[nibble(&block[8 + 16 * j..], i) as usize])
-    }
-}
 
 impl Format for Iq4Xs {
     const LEN: usize = 256;
     const BYTES: usize = 136;
+    const LARGEST: i32 = 32 * 127;
 
-    fn decode(block: &[u8], out: &mut [f32]) {
-        let d = f16_at(block, 0);
-        for (i, y) in out.iter_mut().enumerate() {
-            *y = d * Self::scale(block, i / 32) as f32 * Self::level(block, i) as f32;
-        }
-    }
-
-    fn integers(block: &[u8], out: &mut Integers) {
-        out.scale = f16_at(block, 0);
-        for (i, w) in out.weights.iter_mut().enumerate() {
-            *w = Self::scale(block, i / 32) * Self::level(block, i);
-        }
-    }
-}
-
-pub(crate) struct Mxfp4;
-
-impl Mxfp4 {
-    /// `2^(e - 128)`: E8M0 with the bias of doubled E2M1 values; the two smallest are subnormal.
     #[inline(always)]
-    const fn scale(e: u8) -> f32 {
-        f32::from_bits(match e {
-            0 => 0x0020_0000,
-            1 => 0x0040_0000,
-            e => (e as u32 - 1) << 23,
-        })
+    fn unpack(block: &[u8], out: &mut Unpacked) {
+        out.scale = f16_at(block, 0);
+        out.scales_of_32(|j| {
+            let low = block[4 + j / 2] >> (4 * (j % 2)) & 15;
+            let high = u16_at(block, 2) >> (2 * j) & 3;
+            (low | (high as u8) << 4) as i8 - 32
+        });
+        for (j, run) in out.runs_of_32().enumerate() {
+            *run = levels(&codebook::IQ4, part(block, 8 + 16 * j));
+        }
     }
 }
+
+/// Bytes: exponent `e`, 16 nibble pairs. Value: `2^(e - 128) · level`, the levels being doubled E2M1.
+///
+/// `e = 255` is a number here as in GGML, although the OCP standard makes it NaN.
+pub(crate) struct Mxfp4;
 
 impl Format for Mxfp4 {
     const LEN: usize = 32;
     const BYTES: usize = 17;
+    const LARGEST: i32 = 12;
 
-    fn decode(block: &[u8], out: &mut [f32]) {
-        let d = Self::scale(block[0]);
-        for (i, y) in out.iter_mut().enumerate() {
-            *y = d * f32::from(codebook::FP4[nibble(&block[1..], i) as usize]);
-        }
-    }
-
-    fn integers(block: &[u8], out: &mut Integers) {
-        out.scale = Self::scale(block[0]);
-        for (i, w) in out.weights[..32].iter_mut().enumerate() {
-            *w = i32::from(codebook::FP4[nibble(&block[1..], i) as usize]);
-        }
+    #[inline(always)]
+    fn unpack(block: &[u8], out: &mut Unpacked) {
+        let scale = match block[0] {
+            // Below the normal range of f32: 2^-128 and 2^-127.
+            0 => 0x0020_0000,
+            1 => 0x0040_0000,
+            e => (u32::from(e) - 1) << 23,
+        };
+        *out.one_scale(f32::from_bits(scale), 0.0) = levels(&codebook::FP4, part(block, 1));
     }
 }

@@ -1,59 +1,119 @@
-//! One type per block format: how a block decodes, and which exact integers it multiplies activations with.
+//! One type per block format: where its scales and codes lie. Everything else follows from [`Format::unpack`].
 
 mod iq;
 mod kquants;
-mod legacy;
+mod plain;
 
 pub(crate) use iq::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, Iq4Nl, Iq4Xs, Mxfp4};
-pub use kquants::scale_min_k4;
 pub(crate) use kquants::{Q2K, Q3K, Q4K, Q5K, Q6K};
-pub(crate) use legacy::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+pub(crate) use plain::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 
 use crate::float::f16_to_f32;
 use crate::q8::GROUP;
 
 /// Most values in a block.
 pub(crate) const MAX_BLOCK: usize = 256;
+/// Most groups in a block.
+pub(crate) const MAX_GROUPS: usize = MAX_BLOCK / GROUP;
 
-/// A block as exact integers times one scale, plus group minima times another.
-pub(crate) struct Integers {
-    /// Sub-scale times code, `LEN` of them.
-    pub(crate) weights: [i32; MAX_BLOCK],
-    /// Minimum of each group of 16, in units of `min_scale`.
-    pub(crate) mins: [i32; MAX_BLOCK / GROUP],
-    /// Scale of the weights.
+/// A block taken apart: value `i` of group `g` is `scale · scales[g] · codes[i] + min_scale · mins[g]`.
+///
+/// Blocks of 32 have two groups of 16, blocks of 256 have sixteen; what lies behind them is left over.
+pub(crate) struct Unpacked {
+    /// Scale of the codes.
     pub(crate) scale: f32,
-    /// Scale of the minima, with its sign: what is added is `min_scale · min · Σ x`.
+    /// Scale of the minima with its sign; without meaning unless [`Format::LARGEST_MIN`] is positive.
     pub(crate) min_scale: f32,
+    /// Integer sub-scale of each group.
+    pub(crate) scales: [i8; MAX_GROUPS],
+    /// Integer minimum of each group.
+    pub(crate) mins: [i8; MAX_GROUPS],
+    /// Integer codes.
+    pub(crate) codes: [i8; MAX_BLOCK],
+}
+
+impl Unpacked {
+    pub(crate) const fn new() -> Self {
+        Self {
+            scale: 0.0,
+            min_scale: 0.0,
+            scales: [1; MAX_GROUPS],
+            mins: [1; MAX_GROUPS],
+            codes: [0; MAX_BLOCK],
+        }
+    }
+
+    /// A block of 32 with one scale for all.
+    #[inline(always)]
+    fn one_scale(&mut self, scale: f32, min_scale: f32) -> &mut [i8; 32] {
+        (self.scale, self.min_scale) = (scale, min_scale);
+        self.scales[..2].fill(1);
+        self.mins[..2].fill(1);
+        self.codes.first_chunk_mut().expect("32 is below 256")
+    }
+
+    /// Sub-scales of runs of 32 values: two groups each.
+    #[inline(always)]
+    fn scales_of_32(&mut self, scale: impl Fn(usize) -> i8) {
+        for (j, pair) in self.scales.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+            pair.fill(scale(j));
+        }
+    }
+
+    /// The eight runs of 32 codes.
+    #[inline(always)]
+    fn runs_of_32(&mut self) -> impl Iterator<Item = &mut [i8; 32]> {
+        self.codes.as_chunks_mut().0.iter_mut()
+    }
 }
 
 /// A block format.
+///
+/// A 16-bit float has 11 significant bits and the product of a sub-scale and a code has at most 13, so
+/// `scale · sub-scale · code` is exact in f32 in any order (also times a power of two). That is why one description
+/// serves [`crate::decode_row`], which must round as other software does, and [`crate::dot_q8`].
 pub(crate) trait Format {
     /// Values in a block.
     const LEN: usize;
     /// Bytes of a block.
     const BYTES: usize;
-    /// Whether a block has minima.
-    const HAS_MIN: bool = false;
+    /// Largest `|sub-scale · code|`.
+    const LARGEST: i32;
+    /// Largest minimum of a group; 0 if the format has none.
+    const LARGEST_MIN: i32 = 0;
 
-    /// The values of a block, rounded as the formula is written, left to right.
-    fn decode(block: &[u8], out: &mut [f32]);
+    /// Takes `block`, `BYTES` long, apart.
+    fn unpack(block: &[u8], out: &mut Unpacked);
+}
 
-    /// The integers of a block; fields that the format lacks keep what they hold.
-    fn integers(block: &[u8], out: &mut Integers);
+/// `N` bytes from `at`.
+#[inline(always)]
+fn part<const N: usize>(block: &[u8], at: usize) -> &[u8; N] {
+    block[at..].first_chunk().expect("the part lies inside its block")
 }
 
 #[inline(always)]
-pub(crate) fn u16_at(bytes: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes([bytes[at], bytes[at + 1]])
+fn u16_at(block: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes(*part(block, at))
 }
 
 #[inline(always)]
-pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+fn u32_at(block: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(*part(block, at))
 }
 
 #[inline(always)]
-pub(crate) fn f16_at(bytes: &[u8], at: usize) -> f32 {
-    f16_to_f32(u16_at(bytes, at))
+fn f16_at(block: &[u8], at: usize) -> f32 {
+    f16_to_f32(u16_at(block, at))
+}
+
+/// The 32 nibbles of 16 bytes: the low ones, then the high ones.
+#[inline(always)]
+fn nibbles(packed: &[u8; 16]) -> [u8; 32] {
+    let mut nibbles = [0; 32];
+    for (i, byte) in packed.iter().enumerate() {
+        nibbles[i] = byte & 15;
+        nibbles[16 + i] = byte >> 4;
+    }
+    nibbles
 }
