@@ -1,86 +1,99 @@
-//! CLOCK: a hand goes round; a slot that was used since its last visit gets a second chance.
+//! CLOCK: a hand goes round; a slot that was used since the hand last came by gets a second chance.
 //!
-//! Source: Corbató 1968, "A Paging Experiment with the Multics System".
+//! Slots that may not go are passed over as they are. Source: Corbató 1968, "A Paging Experiment with the Multics
+//! System".
 
 use std::ops::Range;
 
-use units::SlotIndex;
+use units::{ExpertKey, SlotIndex};
 
-use super::Policy;
+use super::{Policy, slots_of};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Clock {
+    /// By slot: used since the hand last came by.
     referenced: Vec<bool>,
-    /// Per class: its slots, and where the hand stands.
-    hands: Vec<(Range<u32>, u32)>,
-    /// Bits that tentative choices cleared, and hands as they were.
-    cleared: Vec<u32>,
-    moved: Vec<(usize, u32)>,
+    dials: Vec<Dial>,
+    /// Bits that tentative choices cleared.
+    cleared: Vec<SlotIndex>,
+}
+
+/// The hand of a size class.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Dial {
+    slots: Range<u32>,
+    hand: u32,
+    /// Where the hand was at the last commit.
+    committed: u32,
 }
 
 impl Clock {
     pub(crate) fn new(classes: &[Range<u32>]) -> Self {
-        let slots = classes.iter().map(|class| class.end).max().unwrap_or(0);
+        let dial = |slots: &Range<u32>| Dial {
+            slots: slots.clone(),
+            hand: slots.start,
+            committed: slots.start,
+        };
         Self {
-            referenced: vec![false; slots as usize],
-            hands: classes.iter().map(|class| (class.clone(), class.start)).collect(),
-            cleared: Vec::new(),
-            moved: Vec::new(),
+            referenced: vec![false; slots_of(classes)],
+            dials: classes.iter().map(dial).collect(),
+            // A bit that was cleared is not set again before the commit, so this is enough.
+            cleared: Vec::with_capacity(slots_of(classes)),
         }
     }
 }
 
 impl Policy for Clock {
-    fn inserted(&mut self, slot: SlotIndex) {
+    fn inserted(&mut self, slot: SlotIndex, _key: ExpertKey) {
         self.referenced[slot.get()] = true;
     }
 
-    fn used(&mut self, slot: SlotIndex) {
+    fn used(&mut self, slot: SlotIndex, _key: ExpertKey) {
         self.referenced[slot.get()] = true;
     }
 
-    fn removed(&mut self, slot: SlotIndex) {
+    fn removed(&mut self, slot: SlotIndex, _key: ExpertKey) {
         self.referenced[slot.get()] = false;
     }
 
     fn victim(
         &mut self,
-        class: Range<u32>,
-        may_go: &dyn Fn(SlotIndex) -> bool,
+        class: usize,
+        _incoming: ExpertKey,
+        may_go: impl Fn(SlotIndex) -> bool,
     ) -> Option<SlotIndex> {
-        let index =
-            self.hands.iter().position(|(slots, _)| *slots == class).expect("a class of this pool");
-        let start = self.hands[index].1;
-        let mut hand = start;
+        let Dial { slots, hand, .. } = &mut self.dials[class];
+        let start = *hand;
         // The first round clears the bits of all candidates, so the second finds one if there is any.
-        for _ in 0..2 * class.len() {
-            let slot = SlotIndex(hand);
-            hand = if hand + 1 == class.end { class.start } else { hand + 1 };
+        for _ in 0..2 * slots.len() {
+            let slot = SlotIndex(*hand);
+            *hand = if *hand + 1 == slots.end { slots.start } else { *hand + 1 };
             if !may_go(slot) {
                 continue;
             }
             if !self.referenced[slot.get()] {
-                self.moved.push((index, start));
-                self.hands[index].1 = hand;
                 return Some(slot);
             }
             self.referenced[slot.get()] = false;
-            self.cleared.push(slot.0);
+            self.cleared.push(slot);
         }
+        debug_assert_eq!(*hand, start, "two whole rounds");
         None
     }
 
     fn commit(&mut self) {
         self.cleared.clear();
-        self.moved.clear();
+        for dial in &mut self.dials {
+            dial.committed = dial.hand;
+        }
     }
 
     fn undo(&mut self) {
         for slot in self.cleared.drain(..) {
-            self.referenced[slot as usize] = true;
+            self.referenced[slot.get()] = true;
         }
-        while let Some((class, hand)) = self.moved.pop() {
-            self.hands[class].1 = hand;
+        for dial in &mut self.dials {
+            dial.hand = dial.committed;
         }
     }
 }

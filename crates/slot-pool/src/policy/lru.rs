@@ -1,11 +1,12 @@
-//! Least recently used: one intrusive list per class, oldest first.
+//! Least recently used: one intrusive list over the slots of each size class, oldest first. Every change is O(1).
 
 use std::ops::Range;
 
-use units::SlotIndex;
+use units::{ExpertKey, SlotIndex};
 
-use super::Policy;
+use super::{Policy, slots_of};
 
+/// The end of a list.
 const NONE: u32 = u32::MAX;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -16,52 +17,52 @@ struct Link {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct List {
-    class: Range<u32>,
+    slots: Range<u32>,
     oldest: u32,
     newest: u32,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Lru {
-    /// Per slot; nothing if the slot is in no list.
+    /// By slot; nothing if the slot is in no list.
     links: Vec<Option<Link>>,
     lists: Vec<List>,
 }
 
 impl Lru {
     pub(crate) fn new(classes: &[Range<u32>]) -> Self {
-        let slots = classes.iter().map(|class| class.end).max().unwrap_or(0);
-        let list = |class: &Range<u32>| List { class: class.clone(), oldest: NONE, newest: NONE };
-        Self { links: vec![None; slots as usize], lists: classes.iter().map(list).collect() }
+        let list = |slots: &Range<u32>| List { slots: slots.clone(), oldest: NONE, newest: NONE };
+        Self { links: vec![None; slots_of(classes)], lists: classes.iter().map(list).collect() }
     }
 
-    fn list(&self, slot: u32) -> usize {
-        self.lists
-            .iter()
-            .position(|list| list.class.contains(&slot))
-            .expect("every slot has a class")
+    fn list_of(&mut self, slot: u32) -> &mut List {
+        let mut lists = self.lists.iter_mut();
+        lists.find(|list| list.slots.contains(&slot)).expect("classes cover all slots")
     }
 
     fn push_newest(&mut self, slot: u32) {
-        let list = self.list(slot);
-        let before = std::mem::replace(&mut self.lists[list].newest, slot);
-        self.links[slot as usize] = Some(Link { older: before, newer: NONE });
-        match before {
-            NONE => self.lists[list].oldest = slot,
-            before => self.link(before).newer = slot,
+        let list = self.list_of(slot);
+        let older = std::mem::replace(&mut list.newest, slot);
+        if older == NONE {
+            list.oldest = slot;
+        } else {
+            self.link(older).newer = slot;
         }
+        self.links[slot as usize] = Some(Link { older, newer: NONE });
     }
 
     fn unlink(&mut self, slot: u32) {
-        let Some(Link { older, newer }) = self.links[slot as usize].take() else { return };
-        let list = self.list(slot);
-        match older {
-            NONE => self.lists[list].oldest = newer,
-            older => self.link(older).newer = newer,
+        let Link { older, newer } =
+            self.links[slot as usize].take().expect("inserted before it is used or removed");
+        if older == NONE {
+            self.list_of(slot).oldest = newer;
+        } else {
+            self.link(older).newer = newer;
         }
-        match newer {
-            NONE => self.lists[list].newest = older,
-            newer => self.link(newer).older = older,
+        if newer == NONE {
+            self.list_of(slot).newest = older;
+        } else {
+            self.link(newer).older = older;
         }
     }
 
@@ -71,29 +72,28 @@ impl Lru {
 }
 
 impl Policy for Lru {
-    fn inserted(&mut self, slot: SlotIndex) {
+    fn inserted(&mut self, slot: SlotIndex, _key: ExpertKey) {
         self.push_newest(slot.0);
     }
 
-    fn used(&mut self, slot: SlotIndex) {
+    fn used(&mut self, slot: SlotIndex, _key: ExpertKey) {
         self.unlink(slot.0);
         self.push_newest(slot.0);
     }
 
-    fn removed(&mut self, slot: SlotIndex) {
+    fn removed(&mut self, slot: SlotIndex, _key: ExpertKey) {
         self.unlink(slot.0);
     }
 
     fn victim(
         &mut self,
-        class: Range<u32>,
-        may_go: &dyn Fn(SlotIndex) -> bool,
+        class: usize,
+        _incoming: ExpertKey,
+        may_go: impl Fn(SlotIndex) -> bool,
     ) -> Option<SlotIndex> {
-        let list =
-            self.lists.iter().find(|list| list.class == class).expect("a class of this pool");
-        let mut slot = list.oldest;
+        let mut slot = self.lists[class].oldest;
         while slot != NONE && !may_go(SlotIndex(slot)) {
-            slot = self.links[slot as usize].expect("the list holds linked slots").newer;
+            slot = self.link(slot).newer;
         }
         (slot != NONE).then_some(SlotIndex(slot))
     }

@@ -1,0 +1,115 @@
+//! What a guess may do: read ahead into slots that nobody needs, and ask for mercy.
+
+use units::{Epoch, ExpertKey, SlotIndex};
+
+use crate::policy::Policy;
+use crate::pool::{Reader, Slot, SlotPool, Stay};
+use crate::transaction::Load;
+
+/// Reads of forecasts hold at most one part in this many of a size class, so that demand always finds slots.
+const FORECAST_SHARE: usize = 2;
+
+/// Experts that a forecast expects soon.
+#[derive(Debug)]
+#[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
+pub(crate) struct Shields {
+    /// By key.
+    shielded: Vec<bool>,
+    /// Those that are set.
+    keys: Vec<usize>,
+}
+
+impl Shields {
+    pub(crate) fn new(n_keys: usize) -> Self {
+        Self { shielded: vec![false; n_keys], keys: Vec::new() }
+    }
+
+    pub(crate) fn contains(&self, key: usize) -> bool {
+        self.shielded[key]
+    }
+
+    fn clear(&mut self) {
+        for key in self.keys.drain(..) {
+            self.shielded[key] = false;
+        }
+    }
+
+    fn add(&mut self, key: usize) {
+        if !std::mem::replace(&mut self.shielded[key], true) {
+            self.keys.push(key);
+        }
+    }
+}
+
+impl<P: Policy> SlotPool<P> {
+    /// Reserves a slot for a forecast, which may be read at once; its victim is gone (the caller unpublishes it).
+    ///
+    /// Nothing if the expert is there or on its way already, if no unpinned, unshielded slot may go, or if forecasts
+    /// hold their share of the size class. A transaction that wants `key` adopts the read.
+    ///
+    /// # Panics
+    /// If there is no such expert or a reservation is open.
+    pub fn reserve(&mut self, key: ExpertKey, completed: Epoch) -> Option<Load> {
+        self.assert_settled();
+        let class = self.class(key.layer);
+        let allowed = class.slots.len() / FORECAST_SHARE;
+        if self.index[self.at(key)].is_some() || class.forecasts >= allowed {
+            return None;
+        }
+        let free = self.class_mut(key.layer).free.pop();
+        let slot = free.or_else(|| self.find_victim(key, completed, |_, shielded| !shielded));
+        let Some(slot) = slot else {
+            self.policy.undo();
+            return None;
+        };
+        self.policy.commit();
+        let evicted = self.claim(slot, key, Reader::Forecast);
+        self.evict(slot);
+        self.class_mut(key.layer).forecasts += 1;
+        self.counters.speculative += 1;
+        Some(Load { key, slot, evicted })
+    }
+
+    /// A forecast's bytes are there, and no transaction has adopted them.
+    ///
+    /// # Panics
+    /// If `key` is not being read for a forecast.
+    pub fn publish_speculative(&mut self, key: ExpertKey) {
+        let slot = self.end_forecast(key);
+        let stay = Stay { key, used_until: Epoch(0), unused_forecast: true };
+        self.slots[slot.get()] = Slot::Ready { stay, pins: 0 };
+    }
+
+    /// A forecast's read was given up or failed; no reader touches its slot any more.
+    ///
+    /// # Panics
+    /// If `key` is not being read for a forecast.
+    pub fn cancel_speculative(&mut self, key: ExpertKey) {
+        let slot = self.end_forecast(key);
+        self.free(key, slot, true);
+        self.counters.wasted += 1;
+    }
+
+    /// Experts that forecasts expect soon, ready or not: spared while a demand finds another victim, and always by
+    /// forecasts. Replaces what was shielded before.
+    ///
+    /// # Panics
+    /// If there is no such expert or a reservation is open.
+    pub fn shield(&mut self, keys: &[ExpertKey]) {
+        self.assert_settled();
+        self.shields.clear();
+        for key in keys {
+            let at = self.at(*key);
+            self.shields.add(at);
+        }
+    }
+
+    fn end_forecast(&mut self, key: ExpertKey) -> SlotIndex {
+        self.assert_settled();
+        let slot = self.index[self.at(key)].expect("the forecast reserved a slot");
+        let reading = Slot::Reading { key, reader: Reader::Forecast, before: None };
+        assert_eq!(self.slots[slot.get()], reading, "{key} is not being read for a forecast");
+        self.class_mut(key.layer).forecasts -= 1;
+        slot
+    }
+}
