@@ -8,7 +8,7 @@
 mod avx2;
 
 use crate::kernels::Attend;
-use crate::reference::attention::{self, KvHead};
+use crate::reference::attention::KvHead;
 
 use super::Machine;
 use super::instances;
@@ -34,28 +34,26 @@ impl<'a> Queries<'a> {
 
 /// See [`Attend`].
 pub(super) fn attend(machine: &Machine, job: Attend<'_>) {
-    let (count, dim, stride) = (job.heads.count, job.heads.dim, job.heads.stride);
-    let n_rows = job.q.len() / job.q_width;
-    let shared_by = count / job.kv_heads;
+    let Attend { q: rows, q_width, heads, gated, kv_heads, keys, values, first_position, out } =
+        job;
+    let (count, dim, stride) = (heads.count, heads.dim, heads.stride);
+    let n_rows = rows.len() / q_width;
+    let shared_by = count / kv_heads;
     // Tiles only where enough tasks remain for all threads.
     let tiled = shared_by.is_multiple_of(TILE) && n_rows * count >= TILE * machine.pool.threads();
     let tile = if tiled { TILE } else { 1 };
-    let (isa, out) = (machine.isa, Scatter::new(job.out));
+    let (isa, out) = (machine.isa, Scatter::new(out));
     // Neighbouring tasks share a key-value head.
     machine.pool.run(n_rows * count / tile, |task| {
         let (row, first) = (task % n_rows, task / n_rows * tile);
-        let q = &job.q[row * job.q_width..(row + 1) * job.q_width][first * stride..];
+        let q = &rows[row * q_width..(row + 1) * q_width][first * stride..];
         let start = (row * count + first) * dim;
         // SAFETY: tasks differ in row or in heads, so parts do not overlap.
         let out = unsafe { out.part(start..start + tile * dim) };
-        let kv = KvHead {
-            keys: job.keys,
-            values: job.values,
-            width: job.kv_heads * dim,
-            start: first / shared_by * dim,
-        };
-        heads(isa, &Queries { q, stride, dim }, kv, job.first_position + row + 1, out);
-        if job.gated {
+        let start = first / shared_by * dim;
+        let kv = KvHead { keys, values, width: kv_heads * dim, start };
+        attend_heads(isa, &Queries { q, stride, dim }, kv, first_position + row + 1, out);
+        if gated {
             for (h, out) in out.chunks_exact_mut(dim).enumerate() {
                 instances::gate(isa, out, &q[h * stride + dim..h * stride + 2 * dim]);
             }
@@ -64,7 +62,13 @@ pub(super) fn attend(machine: &Machine, job: Attend<'_>) {
 }
 
 /// `out.len() / dim` heads of one row.
-fn heads(isa: Isa, queries: &Queries<'_>, kv: KvHead<'_>, n_positions: usize, out: &mut [f32]) {
+fn attend_heads(
+    isa: Isa,
+    queries: &Queries<'_>,
+    kv: KvHead<'_>,
+    n_positions: usize,
+    out: &mut [f32],
+) {
     match isa {
         // SAFETY: `Isa::Avx2` is made only after AVX2, FMA and F16C were detected on this CPU.
         #[cfg(target_arch = "x86_64")]
@@ -73,7 +77,7 @@ fn heads(isa: Isa, queries: &Queries<'_>, kv: KvHead<'_>, n_positions: usize, ou
         },
         _ => {
             for (h, out) in out.chunks_exact_mut(queries.dim).enumerate() {
-                attention::attend(queries.head(h), kv, n_positions, out);
+                instances::attend_head(isa, queries.head(h), kv, n_positions, out);
             }
         }
     }

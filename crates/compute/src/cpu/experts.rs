@@ -88,7 +88,9 @@ pub(super) fn experts(
     let Experts { x, hidden, width, groups, pairs, outputs } = job;
     used.clear();
     used.resize(x.len() / hidden, false);
-    pairs.iter().for_each(|pair| used[pair.row] = true);
+    for pair in pairs {
+        used[pair.row] = true;
+    }
     for matrix in [|g: &ExpertGroup<'_>| g.matrices.gate, |g: &ExpertGroup<'_>| g.matrices.up] {
         quantize(machine, x_q8, (x, hidden), form, groups.iter().map(matrix), |r| used[r]);
     }

@@ -3,11 +3,16 @@
 //! The definitions are written in 16-lane loops and explicit fused multiply-adds; the compiler turns them into vector
 //! instructions and may not change a bit, since it never reorders float arithmetic by itself.
 #![allow(unsafe_code, reason = "one call per path into functions for detected instruction sets")]
+#![allow(
+    clippy::inline_always,
+    reason = "a body must be compiled inside the function that calls it"
+)]
 
 use std::ops::Range;
 
 use crate::backend::Routed;
 use crate::kernels::{DeltaRule, ShortConv};
+use crate::reference::attention::{self, KvHead};
 use crate::reference::{self, delta_rule, norm, router, short_conv};
 
 use super::isa::Isa;
@@ -48,6 +53,11 @@ for_each_isa! {
     /// `out = out ∘ sigmoid(gate)`.
     fn gate(out: &mut [f32], gate: &[f32]) {
         reference::gate(out, gate);
+    }
+
+    /// One row and head; see [`attention::attend`].
+    fn attend_head(q: &[f32], head: KvHead<'_>, n_positions: usize, out: &mut [f32]) {
+        attention::attend(q, head, n_positions, out);
     }
 
     /// One row; see [`norm::rms_norm`].

@@ -1,5 +1,7 @@
 //! Attention for AVX2 with FMA and F16C: heads whose width is a multiple of 16.
 #![allow(unsafe_code, reason = "vector loads and stores take pointers")]
+#![allow(clippy::wildcard_imports, reason = "a page of intrinsics says nothing")]
+#![allow(clippy::needless_range_loop, reason = "heads and registers index several arrays at once")]
 
 use std::arch::x86_64::*;
 
@@ -77,7 +79,9 @@ fn tile<const H: usize>(
                 max[h] = if *score > max[h] { *score } else { max[h] };
             }
             let correction = exp(before - max[h]);
-            scores.iter_mut().for_each(|score| *score = exp(*score - max[h]));
+            for score in scores.iter_mut() {
+                *score = exp(*score - max[h]);
+            }
             total[h] = total[h].mul_add(correction, lanes::sum(scores));
             out[h * dim..(h + 1) * dim].iter_mut().for_each(|y| *y *= correction);
         }

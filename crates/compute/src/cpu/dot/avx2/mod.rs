@@ -2,7 +2,10 @@
 //!
 //! Everything here is a `#[target_feature]` function, so bodies are safe code; the loads below are the exception.
 #![allow(unsafe_code, reason = "vector loads and stores take pointers")]
+#![allow(clippy::wildcard_imports, reason = "a page of intrinsics says nothing")]
+#![allow(clippy::needless_range_loop, reason = "columns index several arrays at once")]
 
+mod codebooks;
 mod float;
 mod quantize;
 mod rows;
@@ -15,7 +18,7 @@ pub(super) use rows::{decode_row, rows_decoded, rows_float, rows_q8};
 use std::arch::x86_64::*;
 
 /// `N` bytes (or whatever `T` is) from `at`.
-#[inline(always)]
+#[inline]
 fn part<T, const N: usize>(slice: &[T], at: usize) -> &[T; N] {
     slice[at..].first_chunk().expect("the part lies inside its block")
 }
@@ -83,13 +86,12 @@ fn store_i8x32(quants: &mut [i8; 32], v: __m256i) {
     unsafe { _mm256_storeu_si256(quants.as_mut_ptr().cast(), v) }
 }
 
-/// Four integers as floats, rounded to nearest even.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn to_f32x4(v: __m128i) -> [f32; 4] {
+fn to_array(v: __m128) -> [f32; 4] {
     let mut values = [0.0; 4];
     // SAFETY: 16 bytes; the store may be unaligned.
-    unsafe { _mm_storeu_ps(values.as_mut_ptr(), _mm_cvtepi32_ps(v)) };
+    unsafe { _mm_storeu_ps(values.as_mut_ptr(), v) };
     values
 }
 
@@ -107,4 +109,31 @@ fn half(block: &[u8], at: usize) -> f32 {
 fn sum_lanes(v: [__m256i; 4]) -> __m128i {
     let pairs = _mm256_hadd_epi32(_mm256_hadd_epi32(v[0], v[1]), _mm256_hadd_epi32(v[2], v[3]));
     _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256::<1>(pairs))
+}
+
+/// 32 nibbles of 16 bytes at `at`: low ones first.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn nibbles_32(block: &[u8], at: usize) -> __m256i {
+    let v = load_u8x16(part(block, at));
+    let both = _mm256_set_m128i(_mm_srli_epi16::<4>(v), v);
+    _mm256_and_si256(both, _mm256_set1_epi8(15))
+}
+
+/// All ones in byte `i` where bit `i` is set.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn bit_mask(bits: u32) -> __m256i {
+    let ones = 0x0101_0101_0101_0101;
+    let spread = _mm256_setr_epi64x(0, ones, 2 * ones, 3 * ones);
+    let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64.cast_signed());
+    let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(bits.cast_signed()), spread);
+    _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit)
+}
+
+/// The level that each of 32 nibbles names.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn levels(table: &[i8; 16], nibbles: __m256i) -> __m256i {
+    _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load_i8x16(table)), nibbles)
 }

@@ -2,7 +2,7 @@
 
 use quant::{BlockType, Q8View};
 
-use super::{float, small_blocks, super_blocks};
+use super::{codebooks, float, small_blocks, super_blocks};
 
 /// `out[c][o] = row o · xs[c]`.
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -30,8 +30,16 @@ pub(in super::super) fn rows_q8<const N: usize>(
         BlockType::Q4K => each!(super_blocks::q4_k),
         BlockType::Q5K => each!(super_blocks::q5_k),
         BlockType::Q6K => each!(super_blocks::q6_k),
-        _ => {
-            each_row(ty, rows, xs[0].quants.len(), out, |row| xs.map(|x| quant::dot_q8(ty, row, x)))
+        BlockType::Iq1S => each!(codebooks::iq1_s),
+        BlockType::Iq1M => each!(codebooks::iq1_m),
+        BlockType::Iq2Xxs => each!(codebooks::iq2_xxs),
+        BlockType::Iq2Xs => each!(codebooks::iq2_xs),
+        BlockType::Iq2S => each!(codebooks::iq2_s),
+        BlockType::Iq3Xxs => each!(codebooks::iq3_xxs),
+        BlockType::Iq3S => each!(codebooks::iq3_s),
+        BlockType::Iq4Xs => each!(codebooks::iq4_xs),
+        BlockType::F32 | BlockType::F16 | BlockType::Bf16 => {
+            panic!("{ty} weights are multiplied in float")
         }
     }
 }

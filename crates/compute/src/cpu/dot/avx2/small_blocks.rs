@@ -8,7 +8,8 @@ use std::arch::x86_64::*;
 use quant::{Q8View, codebook};
 
 use super::{
-    half, load_i8x16, load_i8x32, load_i16x8, load_u8x16, load_u8x32, part, sum_lanes, to_f32x4,
+    bit_mask, half, levels, load_i8x16, load_i8x32, load_i16x8, load_u8x32, nibbles_32, part,
+    sum_lanes, to_array,
 };
 
 /// How codes are multiplied, and what acts on the activations' sums.
@@ -45,10 +46,10 @@ struct Format<S, C> {
 fn dot<const BYTES: usize, const N: usize>(
     row: &[u8],
     xs: [Q8View<'_>; N],
-    format: Format<impl Fn(&[u8; BYTES]) -> (f32, f32), impl Fn(&[u8; BYTES]) -> __m256i>,
+    format: &Format<impl Fn(&[u8; BYTES]) -> (f32, f32), impl Fn(&[u8; BYTES]) -> __m256i>,
 ) -> [f32; N] {
     let blocks = row.as_chunks::<BYTES>().0;
-    if N == 1 { [dot_row(blocks, &xs[0], &format); N] } else { dot_tile(blocks, &xs, &format) }
+    if N == 1 { [dot_row(blocks, &xs[0], format); N] } else { dot_tile(blocks, &xs, format) }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -70,6 +71,7 @@ fn dot_row<const BYTES: usize>(
         }
         let sums = load_i16x8(part(x.sums, 8 * i));
         let (isum, msum) = sum_four(form, products, sums);
+        let (isum, msum) = (to_array(isum), to_array(msum));
         let dx: &[f32; 4] = part(x.scales, 4 * i);
         for j in 0..4 {
             let (d, m) = (format.scales)(&four[j]);
@@ -86,6 +88,7 @@ fn dot_row<const BYTES: usize>(
         let sums: &[i16; 2] = part(x.sums, 2 * i);
         let sums = _mm_setr_epi16(sums[0], sums[1], 0, 0, 0, 0, 0, 0);
         let (isum, msum) = sum_four(form, [products, zero, zero, zero], sums);
+        let (isum, msum) = (to_array(isum), to_array(msum));
         let (d, m) = (format.scales)(block);
         acc = (d * x.scales[i]).mul_add(isum[0], acc);
         if form.minimum {
@@ -107,26 +110,26 @@ fn dot_tile<const BYTES: usize, const N: usize>(
     let quants = xs.map(|x| &x.quants.as_chunks::<32>().0[..blocks.len()]);
     let sums = xs.map(|x| &x.sums.as_chunks::<2>().0[..blocks.len()]);
     let scales = xs.map(|x| &x.scales[..blocks.len()]);
-    let mut acc = [0.0_f32; N];
+    let mut acc = _mm_setzero_ps();
     for (b, block) in blocks.iter().enumerate() {
         let codes = (format.codes)(block);
         let mut products = [_mm256_setzero_si256(); 4];
-        let mut pairs = [0; 4];
+        let (mut pairs, mut dx) = ([0; 4], [0.0; 4]);
         for c in 0..N {
             products[c] = multiply(form, codes, &quants[c][b]);
             pairs[c] = i32::from(sums[c][b][0]) & 0xffff | i32::from(sums[c][b][1]) << 16;
+            dx[c] = scales[c][b];
         }
         let sums = _mm_setr_epi32(pairs[0], pairs[1], pairs[2], pairs[3]);
+        let dx = _mm_setr_ps(dx[0], dx[1], dx[2], dx[3]);
         let (isum, msum) = sum_four(form, products, sums);
         let (d, m) = (format.scales)(block);
-        for c in 0..N {
-            acc[c] = (d * scales[c][b]).mul_add(isum[c], acc[c]);
-            if form.minimum {
-                acc[c] = (m * scales[c][b]).mul_add(msum[c], acc[c]);
-            }
+        acc = _mm_fmadd_ps(_mm_mul_ps(_mm_set1_ps(d), dx), isum, acc);
+        if form.minimum {
+            acc = _mm_fmadd_ps(_mm_mul_ps(_mm_set1_ps(m), dx), msum, acc);
         }
     }
-    acc
+    *to_array(acc).first_chunk().expect("at most four columns")
 }
 
 /// 32 products, summed to eight lanes.
@@ -152,43 +155,24 @@ fn multiply(form: Form, codes: __m256i, x: &[i8; 32]) -> __m256i {
 /// Four sums of products less the offset, and four sums of quants; `sums` holds the latter as pairs.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn sum_four(form: Form, products: [__m256i; 4], sums: __m128i) -> ([f32; 4], [f32; 4]) {
+fn sum_four(form: Form, products: [__m256i; 4], sums: __m128i) -> (__m128, __m128) {
     let mut isum = sum_lanes(products);
     if form.offset != 0 {
         isum = _mm_sub_epi32(isum, _mm_madd_epi16(sums, _mm_set1_epi16(form.offset)));
     }
-    let msum =
-        if form.minimum { to_f32x4(_mm_madd_epi16(sums, _mm_set1_epi16(1))) } else { [0.0; 4] };
-    (to_f32x4(isum), msum)
-}
-
-/// 32 nibbles of 16 bytes at `at`: low ones first.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn nibbles(block: &[u8], at: usize) -> __m256i {
-    let v = load_u8x16(part(block, at));
-    let both = _mm256_set_m128i(_mm_srli_epi16::<4>(v), v);
-    _mm256_and_si256(both, _mm256_set1_epi8(15))
+    let mut msum = _mm_setzero_si128();
+    if form.minimum {
+        msum = _mm_madd_epi16(sums, _mm_set1_epi16(1));
+    }
+    (_mm_cvtepi32_ps(isum), _mm_cvtepi32_ps(msum))
 }
 
 /// 16 for each set bit of the four bytes at `at`, 0 for the others.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn fifth_bits(block: &[u8], at: usize) -> __m256i {
-    let bits = _mm256_set1_epi32(u32::from_le_bytes(*part(block, at)).cast_signed());
-    let spread =
-        _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
-    let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64.cast_signed());
-    let bytes = _mm256_shuffle_epi8(bits, spread);
-    let set = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit);
-    _mm256_and_si256(set, _mm256_set1_epi8(16))
-}
-
-/// The level that each of 32 nibbles names.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn levels(table: &[i8; 16], nibbles: __m256i) -> __m256i {
-    _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load_i8x16(table)), nibbles)
+    let bits = u32::from_le_bytes(*part(block, at));
+    _mm256_and_si256(bit_mask(bits), _mm256_set1_epi8(16))
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -196,47 +180,47 @@ fn levels(table: &[i8; 16], nibbles: __m256i) -> __m256i {
 pub(super) fn q8_0<const N: usize>(row: &[u8], xs: [Q8View<'_>; N]) -> [f32; N] {
     let scales = |block: &[u8; 34]| (half(block, 0), 0.0);
     let codes = |block: &[u8; 34]| load_u8x32(part(block, 2));
-    dot(row, xs, Format { form: Form::SIGNED, scales, codes })
+    dot(row, xs, &Format { form: Form::SIGNED, scales, codes })
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 pub(super) fn q4_0<const N: usize>(row: &[u8], xs: [Q8View<'_>; N]) -> [f32; N] {
     let scales = |block: &[u8; 18]| (half(block, 0), 0.0);
-    let codes = |block: &[u8; 18]| nibbles(block, 2);
-    dot(row, xs, Format { form: Form::offset(8), scales, codes })
+    let codes = |block: &[u8; 18]| nibbles_32(block, 2);
+    dot(row, xs, &Format { form: Form::offset(8), scales, codes })
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 pub(super) fn q4_1<const N: usize>(row: &[u8], xs: [Q8View<'_>; N]) -> [f32; N] {
     let scales = |block: &[u8; 20]| (half(block, 0), half(block, 2));
-    let codes = |block: &[u8; 20]| nibbles(block, 4);
-    dot(row, xs, Format { form: Form::MINIMUM, scales, codes })
+    let codes = |block: &[u8; 20]| nibbles_32(block, 4);
+    dot(row, xs, &Format { form: Form::MINIMUM, scales, codes })
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 pub(super) fn q5_0<const N: usize>(row: &[u8], xs: [Q8View<'_>; N]) -> [f32; N] {
     let scales = |block: &[u8; 22]| (half(block, 0), 0.0);
-    let codes = |block: &[u8; 22]| _mm256_or_si256(nibbles(block, 6), fifth_bits(block, 2));
-    dot(row, xs, Format { form: Form::offset(16), scales, codes })
+    let codes = |block: &[u8; 22]| _mm256_or_si256(nibbles_32(block, 6), fifth_bits(block, 2));
+    dot(row, xs, &Format { form: Form::offset(16), scales, codes })
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 pub(super) fn q5_1<const N: usize>(row: &[u8], xs: [Q8View<'_>; N]) -> [f32; N] {
     let scales = |block: &[u8; 24]| (half(block, 0), half(block, 2));
-    let codes = |block: &[u8; 24]| _mm256_or_si256(nibbles(block, 8), fifth_bits(block, 4));
-    dot(row, xs, Format { form: Form::MINIMUM, scales, codes })
+    let codes = |block: &[u8; 24]| _mm256_or_si256(nibbles_32(block, 8), fifth_bits(block, 4));
+    dot(row, xs, &Format { form: Form::MINIMUM, scales, codes })
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 pub(super) fn iq4_nl<const N: usize>(row: &[u8], xs: [Q8View<'_>; N]) -> [f32; N] {
     let scales = |block: &[u8; 18]| (half(block, 0), 0.0);
-    let codes = |block: &[u8; 18]| levels(&codebook::IQ4, nibbles(block, 2));
-    dot(row, xs, Format { form: Form::SIGNED, scales, codes })
+    let codes = |block: &[u8; 18]| levels(&codebook::IQ4, nibbles_32(block, 2));
+    dot(row, xs, &Format { form: Form::SIGNED, scales, codes })
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -249,6 +233,6 @@ pub(super) fn mxfp4<const N: usize>(row: &[u8], xs: [Q8View<'_>; N]) -> [f32; N]
         e => (u32::from(e) - 1) << 23,
     };
     let scales = |block: &[u8; 17]| (f32::from_bits(scale(block[0])), 0.0);
-    let codes = |block: &[u8; 17]| levels(&codebook::FP4, nibbles(block, 1));
-    dot(row, xs, Format { form: Form::SIGNED, scales, codes })
+    let codes = |block: &[u8; 17]| levels(&codebook::FP4, nibbles_32(block, 1));
+    dot(row, xs, &Format { form: Form::SIGNED, scales, codes })
 }

@@ -1,40 +1,56 @@
 //! Formats with blocks of 256: codes of a few bits, a sub-scale for each run of 16 or 32.
 //!
-//! With unsigned codes `c` below 64, `maddubs` sums two products of `c` and a quant without saturation
-//! (2 · 63 · 128 = 16,128). One `madd` then multiplies by the sub-scale and widens to 32 bits. What a format
+//! With unsigned codes `c` below 128, `maddubs` sums two products of `c` and a quant without saturation
+//! (2 · 127 · 128 = 32,512). One `madd` then multiplies by the sub-scale and widens to 32 bits. What a format
 //! subtracts from its codes, and its minima, act on the activations' group sums instead.
 
 use std::arch::x86_64::*;
 
 use quant::Q8View;
 
-use super::{half, load_i8x32, load_i16x16, load_u8x16, load_u8x32, part, sum_lanes, to_f32x4};
+use super::{half, load_i8x32, load_i16x16, load_u8x16, load_u8x32, part, sum_lanes, to_array};
 
 /// What a block says about its codes.
-struct Head {
+pub(super) struct Head {
     /// Scale of the codes.
-    d: f32,
+    pub(super) d: f32,
     /// Scale of the minima with its sign; unused without minima.
-    min: f32,
+    pub(super) min: f32,
     /// 16-bit sub-scales: run `k` of 32 values has element `k` of the low lane in its first half and element `k` of
     /// the high lane in its second.
-    scales: __m256i,
+    pub(super) scales: __m256i,
     /// 16-bit factors of the 16 group sums: minima, or sub-scale times the codes' offset.
-    sums: __m256i,
+    pub(super) sums: __m256i,
 }
 
 /// Where the products with group sums go.
-const MINIMA: bool = true;
-const OFFSETS: bool = false;
+pub(super) const MINIMA: bool = true;
+pub(super) const OFFSETS: bool = false;
 
 /// One row times `N` activation rows. `codes(block, n)` gives values `128·n + 32·k ..` in element `k`.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn dot<const BYTES: usize, const SUMS: bool, const N: usize>(
+pub(super) fn dot<const BYTES: usize, const SUMS: bool, const N: usize>(
     row: &[u8],
     xs: [Q8View<'_>; N],
     head: impl Fn(&[u8; BYTES]) -> Head,
     codes: impl Fn(&[u8; BYTES], usize) -> [__m256i; 4],
+) -> [f32; N] {
+    let multiply = |codes: __m256i, x: &[i8; 32], scale: __m256i| {
+        _mm256_madd_epi16(_mm256_maddubs_epi16(codes, load_i8x32(x)), scale)
+    };
+    dot_with::<BYTES, SUMS, N>(row, xs, head, codes, multiply)
+}
+
+/// The same with another way to multiply 32 codes, 32 quants and a sub-scale.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+pub(super) fn dot_with<const BYTES: usize, const SUMS: bool, const N: usize>(
+    row: &[u8],
+    xs: [Q8View<'_>; N],
+    head: impl Fn(&[u8; BYTES]) -> Head,
+    codes: impl Fn(&[u8; BYTES], usize) -> [__m256i; 4],
+    multiply: impl Fn(__m256i, &[i8; 32], __m256i) -> __m256i,
 ) -> [f32; N] {
     let blocks = row.as_chunks::<BYTES>().0;
     let quants = xs.map(|x| &x.quants.as_chunks::<256>().0[..blocks.len()]);
@@ -47,12 +63,11 @@ fn dot<const BYTES: usize, const SUMS: bool, const N: usize>(
         for n in 0..2 {
             for (k, codes) in codes(block, n).into_iter().enumerate() {
                 let run = (4 * n + k) as i16;
-                let pick = _mm256_set1_epi16((2 * run + 1) << 8 | 2 * run);
+                let pick = _mm256_set1_epi16(((2 * run + 1) << 8) | (2 * run));
                 let scale = _mm256_shuffle_epi8(head.scales, pick);
                 for c in 0..N {
-                    let x = load_i8x32(part(&quants[c][b], 128 * n + 32 * k));
-                    let products = _mm256_madd_epi16(_mm256_maddubs_epi16(codes, x), scale);
-                    isum[c] = _mm256_add_epi32(isum[c], products);
+                    let x = part(&quants[c][b], 128 * n + 32 * k);
+                    isum[c] = _mm256_add_epi32(isum[c], multiply(codes, x, scale));
                 }
             }
         }
@@ -93,12 +108,15 @@ fn sum_columns<const SUMS: bool, const N: usize>(
         }
         second[c] = msum[c];
     }
-    let first = to_f32x4(sum_lanes(first));
-    let second = if SUMS == MINIMA && N > 2 { to_f32x4(sum_lanes(second)) } else { [0.0; 4] };
+    let first = to_array(_mm_cvtepi32_ps(sum_lanes(first)));
+    let mut second_sums = [0.0; 4];
+    if SUMS == MINIMA && N > 2 {
+        second_sums = to_array(_mm_cvtepi32_ps(sum_lanes(second)));
+    }
     let (mut isums, mut msums) = ([0.0; N], [0.0; N]);
     for c in 0..N {
         isums[c] = first[c];
-        msums[c] = if N <= 2 { first[2 + c] } else { second[c] };
+        msums[c] = if N <= 2 { first[2 + c] } else { second_sums[c] };
     }
     (isums, msums)
 }
@@ -106,7 +124,7 @@ fn sum_columns<const SUMS: bool, const N: usize>(
 /// 8-bit sub-scales of 16 runs of 16, evens to the low lane and odds to the high one.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn split_runs(scales: __m128i) -> __m256i {
+pub(super) fn split_runs(scales: __m128i) -> __m256i {
     let order = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
     _mm256_cvtepi8_epi16(_mm_shuffle_epi8(scales, order))
 }
