@@ -5,18 +5,38 @@ use super::{Format, Unpacked, f16_at, part};
 /// 2-bit codes: 32 bytes hold four runs of 32 values, the lowest bits the first.
 #[inline(always)]
 fn crumbs(packed: &[u8; 64], out: &mut Unpacked) {
-    for (j, run) in out.runs_of_32().enumerate() {
-        let bytes: &[u8; 32] = part(packed, 32 * (j / 4));
-        *run = bytes.map(|b| (b >> (2 * (j % 4)) & 3) as i8);
+    let runs = out.codes.as_chunks_mut::<128>().0;
+    for (runs, bytes) in runs.iter_mut().zip(packed.as_chunks::<32>().0) {
+        for (i, byte) in bytes.iter().enumerate() {
+            runs[i] = (byte & 3) as i8;
+            runs[32 + i] = (byte >> 2 & 3) as i8;
+            runs[64 + i] = (byte >> 4 & 3) as i8;
+            runs[96 + i] = (byte >> 6) as i8;
+        }
     }
 }
 
 /// 4-bit codes: 32 bytes hold two runs of 32 values, low nibbles the first.
 #[inline(always)]
 fn run_nibbles(packed: &[u8; 128], out: &mut Unpacked) {
-    for (j, run) in out.runs_of_32().enumerate() {
-        let bytes: &[u8; 32] = part(packed, 32 * (j / 2));
-        *run = bytes.map(|b| (b >> (4 * (j % 2)) & 15) as i8);
+    let runs = out.codes.as_chunks_mut::<64>().0;
+    for (runs, bytes) in runs.iter_mut().zip(packed.as_chunks::<32>().0) {
+        for (i, byte) in bytes.iter().enumerate() {
+            runs[i] = (byte & 15) as i8;
+            runs[32 + i] = (byte >> 4) as i8;
+        }
+    }
+}
+
+/// Adds `value` to code `i` where bit `i / 32` of byte `i % 32` is set, and `offset` to all.
+#[inline(always)]
+fn add_high_bits(mut bytes: [u8; 32], value: i8, offset: i8, out: &mut Unpacked) {
+    for run in out.runs_of_32() {
+        // One bit a run: vectors of bytes have no shifts by a variable.
+        for (code, byte) in run.iter_mut().zip(&mut bytes) {
+            *code += (*byte & 1) as i8 * value + offset;
+            *byte >>= 1;
+        }
     }
 }
 
@@ -58,12 +78,7 @@ impl Format for Q3K {
             *scale = (low | high << 4) as i8 - 32;
         }
         crumbs(part(block, 32), out);
-        let high: &[u8; 32] = part(block, 0);
-        for (j, run) in out.runs_of_32().enumerate() {
-            for (code, high) in run.iter_mut().zip(high) {
-                *code -= if high & 1 << j == 0 { 4 } else { 0 };
-            }
-        }
+        add_high_bits(*part(block, 0), 4, -4, out);
     }
 }
 
@@ -114,12 +129,7 @@ impl Format for Q5K {
     fn unpack(block: &[u8], out: &mut Unpacked) {
         unpack_head(block, out);
         run_nibbles(part(block, 48), out);
-        let high: &[u8; 32] = part(block, 16);
-        for (j, run) in out.runs_of_32().enumerate() {
-            for (code, high) in run.iter_mut().zip(high) {
-                *code |= if high & 1 << j == 0 { 0 } else { 16 };
-            }
-        }
+        add_high_bits(*part(block, 16), 16, 0, out);
     }
 }
 
