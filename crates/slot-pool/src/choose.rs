@@ -9,35 +9,50 @@ use crate::spec::PoolError;
 /// A pool is small if it holds fewer than this many selections of every layer.
 const SMALL: usize = 2;
 
+/// How far a transaction's search for victims has come.
+pub(crate) struct VictimSearch {
+    /// Layers that have none left to give, counted backwards from the one that asks.
+    layers_back: usize,
+}
+
 impl<P: Policy> SlotPool<P> {
-    /// Whether the layer's own experts go first.
+    /// Where the search for victims begins: at the layer itself in a small pool, else past all layers.
     ///
-    /// Layers take turns, so in a pool that holds hardly more than one selection of each, the expert that was used
-    /// least recently is the one that is needed soonest, and any recency order evicts what the next layers are about
-    /// to use. The experts of the layer at hand are needed again only after a whole round.
-    pub(crate) fn is_small(&self, layer: LayerIndex, selected: usize) -> bool {
+    /// Layers take turns, so in a pool that holds hardly more than one selection of each, what was used least
+    /// recently is needed soonest: any recency order evicts what the next layers are about to use. Known for sure is
+    /// whose turn is furthest away: the layer at hand, then the one before it, and so on round the clock. Below one
+    /// selection a layer this is the difference between some hits and none.
+    pub(crate) fn search(&self, layer: LayerIndex, selected: usize) -> VictimSearch {
         let class = self.class(layer);
-        class.slots.len() < SMALL * class.layers * selected
+        let small = class.slots.len() < SMALL * class.layers * selected;
+        VictimSearch { layers_back: if small { 0 } else { self.resident.len() } }
     }
 
-    /// A free slot for demanded `key`, else a victim. `own_first` is cleared once the layer has none left to give.
+    /// A free slot for demanded `key`, else a victim.
+    ///
+    /// `search` is that of the transaction: what it has exhausted stays so, because nothing becomes a candidate
+    /// during a reservation.
     pub(crate) fn find_slot(
         &mut self,
         key: ExpertKey,
         completed: Epoch,
-        own_first: &mut bool,
+        search: &mut VictimSearch,
     ) -> Option<SlotIndex> {
         if let Some(slot) = self.class_mut(key.layer).free.pop() {
             return Some(slot);
         }
-        // Its pinned hits are among the resident ones, so a search may still be in vain, but only once.
-        if *own_first && self.resident[key.layer.get()] > 0 {
-            let own =
-                |key_there: ExpertKey, shielded: bool| !shielded && key_there.layer == key.layer;
-            if let Some(slot) = self.find_victim(key, completed, own) {
-                return Some(slot);
+        let n_layers = self.resident.len();
+        while search.layers_back < n_layers {
+            let layer = (key.layer.get() + n_layers - search.layers_back) % n_layers;
+            let same_class = self.class_of_layer[layer] == self.class_of_layer[key.layer.get()];
+            if same_class && self.resident[layer] > 0 {
+                let of_layer =
+                    |there: ExpertKey, shielded: bool| !shielded && there.layer.get() == layer;
+                if let Some(slot) = self.find_victim(key, completed, of_layer) {
+                    return Some(slot);
+                }
             }
-            *own_first = false;
+            search.layers_back += 1;
         }
         self.find_victim(key, completed, |_, shielded| !shielded)
             // A forecast is a hint: what is needed now outranks it.

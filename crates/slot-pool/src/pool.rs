@@ -234,7 +234,7 @@ impl<P: Policy> SlotPool<P> {
     }
 
     fn claim_missing(&mut self, tx: &mut Transaction, selection: &[ExpertIndex], completed: Epoch) {
-        let mut own_first = self.is_small(tx.layer, selection.len());
+        let mut search = self.search(tx.layer, selection.len());
         let mut full = false;
         for expert in selection {
             let key = ExpertKey { layer: tx.layer, expert: *expert };
@@ -248,7 +248,7 @@ impl<P: Policy> SlotPool<P> {
                 continue;
             }
             // Nothing becomes a candidate during a reservation: once there is none, there is none.
-            let slot = if full { None } else { self.find_slot(key, completed, &mut own_first) };
+            let slot = if full { None } else { self.find_slot(key, completed, &mut search) };
             let Some(slot) = slot else {
                 full = true;
                 tx.deferred.push(*expert);

@@ -71,8 +71,15 @@ impl Model {
             };
             let shielded = self.shielded.clone();
             let spared = |k: &ExpertKey| may(k) && !shielded.contains(k);
-            let own = |k: &ExpertKey| small && spared(k) && k.layer.0 == layer;
-            let victim = self.next(&own).or_else(|| self.next(&spared)).or_else(|| self.next(&may));
+            // In a small pool: the layer at hand, the one before it, and so on round the clock.
+            let layers = self.layers as u32;
+            let mut turns =
+                (0..if small { layers } else { 0 }).map(|back| (layer + layers - back) % layers);
+            let of = |turn: u32| move |k: &ExpertKey| k.layer.0 == turn;
+            let victim = turns
+                .find_map(|turn| self.next(&|k| of(turn)(k) && spared(k)))
+                .or_else(|| self.next(&spared))
+                .or_else(|| self.next(&may));
             match victim {
                 Some(victim) => loads.push((key(&expert), Some(victim))),
                 None => deferred.push(expert),
