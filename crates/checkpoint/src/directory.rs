@@ -1,6 +1,5 @@
 //! Where every tensor lies.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use quant::BlockType;
@@ -33,34 +32,43 @@ pub struct TensorInfo {
 }
 
 /// All tensors of a checkpoint by name.
+///
+/// A sorted list: half the memory of a map, and as quick to search.
 #[derive(Debug, Clone, Default)]
 pub struct TensorDirectory {
-    tensors: BTreeMap<String, TensorInfo>,
+    tensors: Vec<TensorInfo>,
 }
 
 impl TensorDirectory {
     /// The tensor of this name.
     pub fn get(&self, name: &str) -> Option<&TensorInfo> {
-        self.tensors.get(name)
+        let index = self.tensors.binary_search_by(|tensor| tensor.name.as_str().cmp(name)).ok()?;
+        Some(&self.tensors[index])
     }
 
     /// All tensors by name.
-    pub fn iter(&self) -> impl Iterator<Item = &TensorInfo> {
-        self.tensors.values()
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &TensorInfo> {
+        self.tensors.iter()
     }
 
     /// How many.
-    pub fn len(&self) -> usize {
+    pub const fn len(&self) -> usize {
         self.tensors.len()
     }
 
     /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
+    pub const fn is_empty(&self) -> bool {
         self.tensors.is_empty()
     }
 
-    /// Adds a tensor; the older one if the name is taken.
-    pub(crate) fn insert(&mut self, tensor: TensorInfo) -> Option<TensorInfo> {
-        self.tensors.insert(tensor.name.clone(), tensor)
+    /// Sorts tensors into a directory; two of one name, in the order of their files, if there are such.
+    pub(crate) fn new(mut tensors: Vec<TensorInfo>) -> Result<Self, Box<(TensorInfo, TensorInfo)>> {
+        tensors.sort_by(|a, b| a.name.cmp(&b.name));
+        if let Some([first, second]) =
+            tensors.array_windows().find(|[first, second]| first.name == second.name)
+        {
+            return Err(Box::new((first.clone(), second.clone())));
+        }
+        Ok(Self { tensors })
     }
 }

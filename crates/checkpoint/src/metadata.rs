@@ -2,15 +2,24 @@
 
 use std::collections::BTreeMap;
 
-/// Keys of the vocabulary, which are large and used once.
-const VOCABULARY_KEYS: [&str; 4] = [
-    "tokenizer.ggml.tokens",
-    "tokenizer.ggml.merges",
-    "tokenizer.ggml.token_type",
-    "tokenizer.ggml.scores",
-];
+pub(crate) const TOKENS: &str = "tokenizer.ggml.tokens";
+pub(crate) const MERGES: &str = "tokenizer.ggml.merges";
+pub(crate) const TOKEN_TYPE: &str = "tokenizer.ggml.token_type";
+pub(crate) const SCORES: &str = "tokenizer.ggml.scores";
 
-/// Many strings in one allocation.
+/// Keys of the vocabulary, which are large and used once.
+pub(crate) const VOCABULARY_KEYS: [&str; 4] = [TOKENS, MERGES, TOKEN_TYPE, SCORES];
+
+/// Whether to keep the vocabulary: about 7 MiB for 250,000 tokens and as many merges.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Vocabulary {
+    /// Keep it, until [`Metadata::drop_vocabulary`].
+    Load,
+    /// Check and keep lengths only ([`Metadata::array_len`]).
+    Skip,
+}
+
+/// Many strings in two allocations: the text of all, and where each one ends.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StringArray {
     text: String,
@@ -37,25 +46,51 @@ impl StringArray {
 
     /// All in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &str> {
-        (0..self.len()).map(|index| self.get(index).expect("the index is below the length"))
+        let mut start = 0;
+        self.ends.iter().map(move |end| {
+            let text = &self.text[start..*end as usize];
+            start = *end as usize;
+            text
+        })
     }
 
-    /// Adds a string; `false` if the array would pass 4 GiB.
-    pub(crate) fn push(&mut self, text: &str) -> bool {
-        self.text.push_str(text);
-        u32::try_from(self.text.len()).map(|end| self.ends.push(end)).is_ok()
-    }
-
-    pub(crate) const fn text_bytes(&self) -> usize {
-        self.text.len()
+    /// Strings from their concatenated bytes and their ends in it, in order.
+    ///
+    /// # Errors
+    /// Index and bytes of the first string that is not UTF-8.
+    pub(crate) fn from_parts(text: Vec<u8>, ends: Vec<u32>) -> Result<Self, (usize, Vec<u8>)> {
+        match String::from_utf8(text) {
+            // Whole characters on both sides of every end: so every string is made of whole ones.
+            Ok(text) if ends.iter().all(|end| text.is_char_boundary(*end as usize)) => {
+                Ok(Self { text, ends })
+            }
+            outcome => {
+                let text =
+                    outcome.map_or_else(std::string::FromUtf8Error::into_bytes, String::into_bytes);
+                let starts = std::iter::once(0).chain(ends.iter().copied());
+                let mut strings =
+                    starts.zip(&ends).map(|(start, end)| &text[start as usize..*end as usize]);
+                let is_bad = |bytes: &&[u8]| std::str::from_utf8(bytes).is_err();
+                let (index, bytes) = strings
+                    .by_ref()
+                    .enumerate()
+                    .find(|(_, bytes)| is_bad(bytes))
+                    .expect("the whole is not UTF-8 or is cut inside a character");
+                Err((index, bytes.to_vec()))
+            }
+        }
     }
 }
 
 impl<'a> FromIterator<&'a str> for StringArray {
+    /// # Panics
+    /// If the strings take 4 GiB or more.
     fn from_iter<I: IntoIterator<Item = &'a str>>(strings: I) -> Self {
         let mut array = Self::default();
         for text in strings {
-            assert!(array.push(text), "fewer than 4 GiB of strings");
+            array.text.push_str(text);
+            let end = u32::try_from(array.text.len()).expect("fewer than 4 GiB of strings");
+            array.ends.push(end);
         }
         array
     }
@@ -129,15 +164,21 @@ impl MetaValue {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Metadata {
     values: BTreeMap<String, MetaValue>,
+    /// Lengths of arrays that are in the file but not (or no longer) in memory.
+    set_aside: BTreeMap<String, u64>,
 }
 
 impl Metadata {
-    /// The value of a key.
+    pub(crate) const fn new() -> Self {
+        Self { values: BTreeMap::new(), set_aside: BTreeMap::new() }
+    }
+
+    /// The value of a key; nothing if it is not in the file or not in memory.
     pub fn get(&self, key: &str) -> Option<&MetaValue> {
         self.values.get(key)
     }
 
-    /// All keys in order.
+    /// All keys in memory, in order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &MetaValue)> {
         self.values.iter().map(|(key, value)| (key.as_str(), value))
     }
@@ -193,15 +234,88 @@ impl Metadata {
         }
     }
 
+    /// The length of an array, also of one that is not (or no longer) in memory.
+    pub fn array_len(&self, key: &str) -> Option<u64> {
+        match self.array(key) {
+            Some(array) => Some(array.len() as u64),
+            None => self.set_aside.get(key).copied(),
+        }
+    }
+
+    /// Whether the file has a value of this key, in memory or not.
+    pub fn contains(&self, key: &str) -> bool {
+        self.values.contains_key(key) || self.set_aside.contains_key(key)
+    }
+
+    /// Notes an array that is not kept.
+    pub(crate) fn set_aside(&mut self, key: String, len: u64) {
+        self.set_aside.insert(key, len);
+    }
+
     /// Sets a value; the old one if there was one.
     pub fn insert(&mut self, key: String, value: MetaValue) -> Option<MetaValue> {
         self.values.insert(key, value)
     }
 
-    /// Frees tokens and merges; what a tokenizer was built from.
+    /// Frees tokens and merges: what a tokenizer was built from. Their lengths stay known.
     pub fn drop_vocabulary(&mut self) {
         for key in VOCABULARY_KEYS {
-            self.values.remove(key);
+            if let Some(MetaValue::Array(array)) = self.values.get(key) {
+                self.set_aside.insert(key.to_owned(), array.len() as u64);
+                self.values.remove(key);
+            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strings_in_one_allocation_come_back_one_by_one() {
+        let texts = ["", "Ġthe", "", "é", "x"];
+        let array: StringArray = texts.into_iter().collect();
+        assert_eq!(array.iter().collect::<Vec<_>>(), texts);
+        assert_eq!((array.len(), array.get(3), array.get(5)), (5, Some("é"), None));
+    }
+
+    #[test]
+    fn a_string_cut_inside_a_character_is_named() {
+        let whole = "aéb".as_bytes().to_vec();
+        assert!(StringArray::from_parts(whole.clone(), vec![1, 3, 4]).is_ok());
+        assert_eq!(StringArray::from_parts(whole, vec![1, 2, 4]), Err((1, vec![0xc3])));
+        assert_eq!(StringArray::from_parts(vec![b'a', 0xff], vec![1, 2]), Err((1, vec![0xff])));
+    }
+
+    #[test]
+    fn a_dropped_vocabulary_leaves_its_lengths() {
+        let mut metadata = Metadata::default();
+        let tokens = MetaArray::Strings(["a", "b"].into_iter().collect());
+        metadata.insert(TOKENS.to_owned(), MetaValue::Array(tokens));
+        metadata.insert("general.name".to_owned(), MetaValue::String("x".to_owned()));
+        metadata.drop_vocabulary();
+        assert_eq!(metadata.get(TOKENS), None);
+        assert_eq!((metadata.array_len(TOKENS), metadata.contains(TOKENS)), (Some(2), true));
+        assert_eq!((metadata.array_len(MERGES), metadata.contains(MERGES)), (None, false));
+        assert_eq!(metadata.str("general.name"), Some("x"));
+    }
+
+    #[test]
+    fn numbers_are_read_across_widths_but_never_wrapped() {
+        let mut metadata = Metadata::default();
+        for (key, value) in [
+            ("u", MetaValue::U64(7)),
+            ("i", MetaValue::I64(7)),
+            ("negative", MetaValue::I64(-1)),
+            ("f", MetaValue::F64(7.0)),
+            ("b", MetaValue::Bool(true)),
+        ] {
+            metadata.insert(key.to_owned(), value);
+        }
+        let integers = ["u", "i", "negative", "f", "b"].map(|key| metadata.u64(key));
+        assert_eq!(integers, [Some(7), Some(7), None, None, None]);
+        let floats = ["u", "i", "negative", "f", "b"].map(|key| metadata.f64(key));
+        assert_eq!(floats, [Some(7.0), Some(7.0), Some(-1.0), Some(7.0), None]);
     }
 }

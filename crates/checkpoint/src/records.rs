@@ -93,7 +93,8 @@ pub struct LayerRecords {
 }
 
 impl LayerRecords {
-    fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
+    /// Gate (with up behind it when fused), up, down.
+    pub fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
         std::iter::once(&self.gate).chain(self.up.as_ref()).chain(std::iter::once(&self.down))
     }
 
@@ -143,6 +144,11 @@ impl Records {
     /// The stacked tensors of a layer.
     pub fn layer(&self, layer: LayerIndex) -> &LayerRecords {
         &self.layers[layer.get()]
+    }
+
+    /// The stacked tensors of all layers.
+    pub fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
+        self.layers.iter().flat_map(LayerRecords::tensors)
     }
 
     /// Payload of all experts.

@@ -1,14 +1,15 @@
 //! Bytes at offsets: a file, or memory in tests.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::path::Path;
 
 use crate::error::CheckpointError;
 
 /// Something that holds bytes at offsets.
 pub trait Source {
-    /// Bytes in all.
+    /// Bytes in all. The same at every call.
     fn len(&self) -> u64;
 
     /// Whether there are none.
@@ -41,7 +42,7 @@ impl Source for MemorySource<'_> {
     }
 }
 
-/// A regular file.
+/// A regular file, read at positions: no cursor, no map, so a file that shrinks is an error and not a signal.
 #[derive(Debug)]
 pub(crate) struct FileSource {
     file: File,
@@ -49,32 +50,35 @@ pub(crate) struct FileSource {
 }
 
 impl FileSource {
-    /// Opens a regular file; never blocks on a pipe.
+    /// Opens a regular file.
+    ///
+    /// The kind is looked up before opening, because opening a pipe blocks until somebody writes; and again
+    /// afterwards, because the name may point elsewhere by then.
     pub(crate) fn open(path: &Path) -> Result<Self, CheckpointError> {
-        let io_error = |source| CheckpointError::Io { file: path.to_owned(), source };
-        let kind = std::fs::metadata(path).map_err(io_error)?;
-        if !kind.is_file() {
-            return Err(CheckpointError::NotAFile {
-                file: PathBuf::from(path),
-                found: describe(&kind),
-            });
-        }
-        let file = OpenOptions::new().read(true).open(path).map_err(io_error)?;
-        let bytes = file.metadata().map_err(io_error)?.len();
-        Ok(Self { file, bytes })
+        let failed = |source: io::Error| match source.kind() {
+            io::ErrorKind::NotFound => CheckpointError::NoSuchFile { file: path.to_owned() },
+            _ => CheckpointError::Io { file: path.to_owned(), source },
+        };
+        regular(path, &std::fs::metadata(path).map_err(failed)?)?;
+        let file = OpenOptions::new().read(true).open(path).map_err(failed)?;
+        let metadata = file.metadata().map_err(failed)?;
+        regular(path, &metadata)?;
+        Ok(Self { file, bytes: metadata.len() })
     }
 }
 
-fn describe(kind: &std::fs::Metadata) -> &'static str {
-    use std::os::unix::fs::FileTypeExt;
-    let file_type = kind.file_type();
-    if file_type.is_dir() {
+fn regular(path: &Path, metadata: &Metadata) -> Result<(), CheckpointError> {
+    let kind = metadata.file_type();
+    let found = if kind.is_file() {
+        return Ok(());
+    } else if kind.is_dir() {
         "a directory"
-    } else if file_type.is_fifo() {
+    } else if kind.is_fifo() {
         "a pipe"
     } else {
-        "a device or socket"
-    }
+        "a device or a socket"
+    };
+    Err(CheckpointError::NotAFile { file: path.to_owned(), found })
 }
 
 impl Source for FileSource {
@@ -83,7 +87,16 @@ impl Source for FileSource {
     }
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        use std::os::unix::fs::FileExt;
-        self.file.read_exact_at(out, offset)
+        self.file.read_exact_at(out, offset).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                format!(
+                    "the file ended before byte {}; it was {} bytes long when it was opened",
+                    offset + out.len() as u64,
+                    self.bytes
+                ),
+            ),
+            _ => error,
+        })
     }
 }

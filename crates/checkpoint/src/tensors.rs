@@ -1,9 +1,12 @@
 //! Which tensor plays which role, with every shape checked.
 
+use std::collections::BTreeSet;
+
 use crate::Checkpoint;
 use crate::config::{Family, LayerKind, ModelConfig};
 use crate::directory::TensorInfo;
-use crate::error::CheckpointError;
+use crate::error::{CheckpointError, printable};
+use crate::records::Records;
 
 /// Resident tensors by role.
 #[derive(Debug, Clone)]
@@ -35,6 +38,7 @@ pub struct LayerTensors {
 
 /// What mixes positions.
 #[derive(Debug, Clone)]
+#[expect(clippy::large_enum_variant, reason = "one for each layer, for as long as the model lives")]
 pub enum MixerTensors {
     /// Attention over a KV cache.
     Attention(AttentionTensors),
@@ -125,6 +129,77 @@ pub struct SharedTensors {
     pub down: TensorInfo,
 }
 
+/// What a resident tensor is part of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Token embedding, also the head when there is no other.
+    Embedding,
+    /// Projection to the vocabulary.
+    Head,
+    /// Norms before mixers, experts and head.
+    Norm,
+    /// Attention, head norms included.
+    Attention,
+    /// Gated delta rule.
+    DeltaNet,
+    /// Router.
+    Router,
+    /// Shared expert.
+    Shared,
+}
+
+impl ModelTensors {
+    /// Calls `visit` with every resident tensor of the file, once each.
+    pub fn each<'a>(&'a self, visit: &mut dyn FnMut(Role, &'a TensorInfo)) {
+        visit(Role::Embedding, &self.embed);
+        if self.output.name != self.embed.name {
+            visit(Role::Head, &self.output);
+        }
+        visit(Role::Norm, &self.output_norm);
+        for layer in &self.layers {
+            layer.each(visit);
+        }
+    }
+}
+
+impl LayerTensors {
+    fn each<'a>(&'a self, visit: &mut dyn FnMut(Role, &'a TensorInfo)) {
+        visit(Role::Norm, &self.pre_norm);
+        visit(Role::Norm, &self.post_norm);
+        visit(Role::Router, &self.router);
+        match &self.mixer {
+            MixerTensors::Attention(AttentionTensors { q, k, v, output, q_norm, k_norm }) => {
+                for tensor in [q, k, v, output, q_norm, k_norm] {
+                    visit(Role::Attention, tensor);
+                }
+            }
+            MixerTensors::DeltaNet(tensors) => {
+                tensors.each(&mut |tensor| visit(Role::DeltaNet, tensor));
+            }
+        }
+        if let Some(SharedTensors { gate_inp, gate, up, down }) = &self.shared {
+            for tensor in [gate_inp, gate, up, down] {
+                visit(Role::Shared, tensor);
+            }
+        }
+    }
+}
+
+impl DeltaNetTensors {
+    fn each<'a>(&'a self, visit: &mut dyn FnMut(&'a TensorInfo)) {
+        let Self { input, ba, conv, dt_bias, a, norm, output } = self;
+        match input {
+            DeltaNetInput::Split { qkv, gate } => [qkv, gate].into_iter().for_each(&mut *visit),
+            DeltaNetInput::Legacy { ssm_in } => visit(ssm_in),
+        }
+        match ba {
+            DeltaNetBa::Grouped { ba } => visit(ba),
+            DeltaNetBa::Split { beta, alpha } => [beta, alpha].into_iter().for_each(&mut *visit),
+        }
+        [conv, dt_bias, a, norm, output].into_iter().for_each(visit);
+    }
+}
+
 /// Finds tensors and checks shapes.
 pub(crate) struct Finder<'a> {
     pub(crate) checkpoint: &'a Checkpoint,
@@ -201,7 +276,9 @@ impl<'a> Finder<'a> {
         let values = value_heads * u64::from(shape.value_dim);
         let channels = 2 * u64::from(shape.key_heads) * u64::from(shape.key_dim) + values;
         let has = |part: &str| self.checkpoint.directory.get(&name(part)).is_some();
-        let input = if has("ssm_in.weight") {
+        // Layouts whose rows are grouped by key head go with head order `Grouped`; Qwen3.5 files never had them.
+        let grouped = self.config.family == Family::Qwen3Next;
+        let input = if grouped && has("ssm_in.weight") {
             DeltaNetInput::Legacy {
                 ssm_in: self.tensor(&name("ssm_in.weight"), &[channels + values, hidden])?,
             }
@@ -211,14 +288,15 @@ impl<'a> Finder<'a> {
                 gate: self.tensor(&name("attn_gate.weight"), &[values, hidden])?,
             }
         };
-        let ba = match self.config.family {
-            Family::Qwen35Moe => DeltaNetBa::Split {
+        let ba = if grouped && !has("ssm_beta.weight") {
+            DeltaNetBa::Grouped {
+                ba: self.tensor(&name("ssm_ba.weight"), &[2 * value_heads, hidden])?,
+            }
+        } else {
+            DeltaNetBa::Split {
                 beta: self.tensor(&name("ssm_beta.weight"), &[value_heads, hidden])?,
                 alpha: self.tensor(&name("ssm_alpha.weight"), &[value_heads, hidden])?,
-            },
-            _ => DeltaNetBa::Grouped {
-                ba: self.tensor(&name("ssm_ba.weight"), &[2 * value_heads, hidden])?,
-            },
+            }
         };
         Ok(DeltaNetTensors {
             input,
@@ -246,6 +324,32 @@ impl<'a> Finder<'a> {
         })
     }
 
+    /// Refuses tensors that nothing uses: leaving out a bias, a scale or a layer would change the output silently.
+    /// Draft blocks are known and left out.
+    pub(crate) fn all_used(
+        &self,
+        tensors: &ModelTensors,
+        records: &Records,
+    ) -> Result<(), CheckpointError> {
+        let mut used: BTreeSet<&str> = BTreeSet::new();
+        tensors.each(&mut |_, tensor| {
+            used.insert(&tensor.name);
+        });
+        used.extend(records.tensors().map(|tensor| tensor.name.as_str()));
+        let mut unknown =
+            self.checkpoint.directory.iter().filter(|tensor| {
+                !used.contains(tensor.name.as_str()) && !self.config.is_draft(tensor)
+            });
+        let Some(first) = unknown.next() else { return Ok(()) };
+        Err(CheckpointError::UnknownTensor {
+            file: self.checkpoint.files[first.file.get()].path.clone(),
+            tensor: printable(&first.name),
+            others: unknown.count(),
+            family: self.config.family,
+            blocks: self.config.n_layers + self.config.n_draft_layers,
+        })
+    }
+
     /// The tensor of this name, with leading dimensions of 1 left out on both sides.
     pub(crate) fn tensor(&self, name: &str, needed: &[u64]) -> Result<TensorInfo, CheckpointError> {
         let Some(tensor) = self.checkpoint.directory.get(name) else {
@@ -253,7 +357,7 @@ impl<'a> Finder<'a> {
                 file: self.checkpoint.files[0].path.clone(),
                 tensor: name.to_owned(),
                 needed: format!(
-                    "a {} of {} layers has it",
+                    "a {} model of {} layers has it",
                     self.config.family, self.config.n_layers
                 ),
             });

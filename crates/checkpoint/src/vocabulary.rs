@@ -1,68 +1,71 @@
-//! What can be checked of a vocabulary without a tokenizer: lengths and special ids.
+//! What can be checked of a vocabulary without a tokenizer: lengths, special ids, the form of merges.
 
 use crate::Checkpoint;
 use crate::config::ModelConfig;
 use crate::error::CheckpointError;
+use crate::metadata::{MERGES, MetaArray, MetaValue, Metadata, SCORES, TOKEN_TYPE, TOKENS};
 
-const TOKENS: &str = "tokenizer.ggml.tokens";
-
-/// Refuses arrays and ids that contradict the vocabulary.
+/// Refuses arrays and ids that contradict the vocabulary. Lengths are enough: the arrays may be gone.
 pub(crate) fn check(checkpoint: &Checkpoint, config: &ModelConfig) -> Result<(), CheckpointError> {
     let metadata = &checkpoint.metadata;
-    let error = |key: &str, found: String, needed: String| {
-        Err(CheckpointError::Config {
-            file: checkpoint.files[0].path.clone(),
-            key: key.to_owned(),
-            found,
-            needed,
-        })
+    let error = |key: &str, found: String, needed: String| CheckpointError::Config {
+        file: checkpoint.files[0].path.clone(),
+        key: key.to_owned(),
+        found,
+        needed,
     };
-    if let Some(value) = metadata.get(TOKENS) {
-        let Some(tokens) = metadata.strings(TOKENS) else {
-            return error(TOKENS, value.kind().to_owned(), "an array of strings".to_owned());
-        };
-        if tokens.len() != config.vocab as usize {
-            let needed = format!("{}, the rows of token_embd.weight", config.vocab);
-            return error(TOKENS, format!("{} tokens", tokens.len()), needed);
+    for key in [TOKENS, MERGES, TOKEN_TYPE, SCORES] {
+        if let Some(value) = metadata.get(key).filter(|value| !has_its_type(key, value)) {
+            let needed = match key {
+                TOKENS | MERGES => "an array of strings",
+                _ => "an array of numbers",
+            };
+            return Err(error(key, value.kind().to_owned(), needed.to_owned()));
         }
     }
-    for key in ["tokenizer.ggml.token_type", "tokenizer.ggml.scores"] {
-        let Some(value) = metadata.get(key) else { continue };
-        match metadata.array(key) {
-            Some(array) if array.len() == config.vocab as usize => {}
-            Some(array) => {
-                return error(key, format!("{} entries", array.len()), format!("{}", config.vocab));
-            }
-            None => return error(key, value.kind().to_owned(), "an array".to_owned()),
+    // Every id is a row of the embedding, so all of these are as long as it has rows.
+    let rows = u64::from(config.vocab);
+    for key in [TOKENS, TOKEN_TYPE, SCORES] {
+        if let Some(len) = metadata.array_len(key).filter(|len| *len != rows) {
+            let needed = format!("{rows}, the rows of token_embd.weight");
+            return Err(error(key, format!("{len} entries"), needed));
         }
     }
     for (key, value) in metadata.iter() {
         if !(key.starts_with("tokenizer.ggml.") && key.ends_with("_token_id")) {
             continue;
         }
-        match metadata.u64(key) {
-            Some(id) if id < u64::from(config.vocab) => {}
-            Some(id) => return error(key, id.to_string(), format!("an id below {}", config.vocab)),
-            None => return error(key, value.kind().to_owned(), "a token id".to_owned()),
+        let needed = format!("a token id from 0 to {}", rows.saturating_sub(1));
+        match (metadata.u64(key), value) {
+            (Some(id), _) if id < rows => {}
+            (Some(id), _) => return Err(error(key, id.to_string(), needed)),
+            (None, MetaValue::I64(id)) => return Err(error(key, id.to_string(), needed)),
+            (None, other) => return Err(error(key, other.kind().to_owned(), needed)),
         }
     }
     Ok(())
 }
 
-/// Notes merges that no tokenizer can use.
-pub(crate) fn warn(checkpoint: &mut Checkpoint) {
-    let Some(merges) = checkpoint.metadata.strings("tokenizer.ggml.merges") else { return };
+fn has_its_type(key: &str, value: &MetaValue) -> bool {
+    let MetaValue::Array(array) = value else { return false };
+    let strings = matches!(array, MetaArray::Strings(_));
+    let numbers = matches!(array, MetaArray::U64s(_) | MetaArray::I64s(_) | MetaArray::F64s(_));
+    match key {
+        TOKENS | MERGES => strings,
+        _ => numbers,
+    }
+}
+
+/// Notes merges that no tokenizer can use: not two parts with one space between them.
+pub(crate) fn warning(metadata: &Metadata) -> Option<String> {
+    let merges = metadata.strings(MERGES)?;
     let is_pair = |merge: &str| {
-        let mut parts = merge.split(' ');
-        let pair = [parts.next(), parts.next()];
-        parts.next().is_none()
-            && pair.into_iter().all(|part| part.is_some_and(|part| !part.is_empty()))
+        merge.split_once(' ').is_some_and(|(left, right)| {
+            !left.is_empty() && !right.is_empty() && !right.contains(' ')
+        })
     };
     let bad = merges.iter().filter(|merge| !is_pair(merge)).count();
-    if bad > 0 {
-        let total = merges.len();
-        checkpoint
-            .warnings
-            .push(format!("{bad} of {total} tokenizer merges are not two parts and are skipped"));
-    }
+    (bad > 0).then(|| {
+        format!("{bad} of {} tokenizer merges are not two parts and are skipped", merges.len())
+    })
 }

@@ -1,0 +1,9 @@
+//! Checkpoints as files: well-formed ones of every family and layout, malformed ones, and everything in between.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod bad_files;
+mod containers;
+mod families;
+mod models;
+mod mutations;
+mod support;
