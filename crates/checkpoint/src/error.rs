@@ -122,7 +122,7 @@ pub enum CheckpointError {
         supported: String,
     },
     /// A tensor that the family, as it is known here, does not have.
-    #[error("{}: tensor `{tensor}` ({others} more like it): found in the file, needed by no layer of a {family} model with {blocks} blocks; leaving it out would change the output\n\nhint: the file needs a newer version of this program, or another conversion of the model", file.display())]
+    #[error("{}: tensor `{tensor}`{}: found in the file, needed by no layer of a {family} model with {blocks} blocks; leaving it out would change the output\n\nhint: the file needs a newer version of this program, or another conversion of the model", file.display(), more(*others))]
     UnknownTensor {
         /// The file.
         file: PathBuf,
@@ -187,6 +187,11 @@ impl CheckpointError {
             Self::Shape { .. } => ErrorClass::Shape,
         }
     }
+}
+
+/// How many other things there are of the kind just named.
+fn more(others: usize) -> String {
+    if others == 0 { String::new() } else { format!(" and {others} more") }
 }
 
 /// Most characters of a file's text in a message.

@@ -198,7 +198,7 @@ fn tensors_that_nobody_uses_are_refused() {
     file.tensor("blk.0.attn_q.bias", &[64], BlockType::F32);
     file.tensor("blk.1.attn_q.bias", &[64], BlockType::F32);
     let text = file.model().unwrap_err().to_string();
-    assert!(text.contains("`blk.0.attn_q.bias` (1 more like it)"), "{text}");
+    assert!(text.contains("`blk.0.attn_q.bias` and 1 more:"), "{text}");
 }
 
 #[test]

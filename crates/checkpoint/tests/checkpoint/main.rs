@@ -6,4 +6,5 @@ mod containers;
 mod families;
 mod models;
 mod mutations;
+mod records;
 mod support;
