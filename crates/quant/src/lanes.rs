@@ -79,4 +79,24 @@ mod tests {
         assert_eq!(dot(&x, &[1.0; 35]), 595.0);
         assert_eq!(sum(&x), 595.0);
     }
+
+    #[test]
+    fn products_are_not_rounded_before_they_are_added() {
+        // (1 + 2^-12)² = 1 + 2^-11 + 2^-24, whose last term is lost when the product is rounded to f32.
+        let factor = 1.0 + 2.0_f32.powi(-12);
+        let fused = 2.0_f32.powi(-11) + 2.0_f32.powi(-24);
+        // The same lane takes -1 first: 16 elements later as part of a chunk, or of the tail.
+        for n in [32, 20] {
+            let (mut w, mut x) = (vec![0.0; n], vec![0.0; n]);
+            (w[3], x[3]) = (-1.0, 1.0);
+            (w[19], x[19]) = (factor, factor);
+            assert_eq!(dot(&w, &x), fused, "{n}");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "equal lengths")]
+    fn unequal_lengths_are_refused() {
+        dot(&[1.0; 3], &[1.0; 4]);
+    }
 }

@@ -40,3 +40,14 @@ pub struct ExpertMatrices {
     /// `[hidden, expert_width]`.
     pub down: SlotMatrix,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_matrix_is_n_out_rows_of_n_in_values() {
+        let matrix = SlotMatrix { place: 4096, block_type: BlockType::Q6K, n_in: 768, n_out: 5 };
+        assert_eq!((matrix.row_bytes(), matrix.bytes()), (3 * 210, 5 * 3 * 210));
+    }
+}
