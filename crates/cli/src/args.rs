@@ -1,0 +1,397 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use compute::backend::{Activations, KvType};
+use expert_store::DirectMode;
+use session::BackendKind;
+use slot_pool::PolicyKind;
+use units::Bytes;
+
+/// Runs Mixture-of-Experts language models that are larger than memory.
+#[derive(Parser)]
+#[command(name = "sakia", version, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Answer a prompt, or chat
+    Run(RunArgs),
+    /// Show where every byte of the budget goes, before anything is loaded
+    Plan(PlanArgs),
+    /// Show what a model file holds
+    Inspect(InspectArgs),
+    /// Turn text into token ids, or ids into text
+    Tokenize(TokenizeArgs),
+    /// Write the logits of every position of a given text
+    Logits(LogitsArgs),
+    /// Check one expert: read through the pool, multiplied by the backend, against the scalar definition
+    Parity(ParityArgs),
+    /// Check every kernel of this machine against its scalar definition
+    Selftest(SelftestArgs),
+    /// Measure prefill and decode on given token ids
+    Bench(BenchArgs),
+}
+
+impl Command {
+    /// Whether a program reads the output, also that of an error.
+    pub(crate) const fn json_errors(&self) -> bool {
+        match self {
+            Self::Plan(args) => args.json,
+            Self::Inspect(args) => args.json,
+            _ => false,
+        }
+    }
+}
+
+/// Which model.
+#[derive(Args)]
+pub(crate) struct ModelArgs {
+    /// Model file, any part of a split one [default: $SAKIA_MODEL, else the demo model]
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) model: Option<PathBuf>,
+}
+
+/// The budget and what it is spent on.
+#[derive(Args)]
+#[command(next_help_heading = "Memory")]
+pub(crate) struct MemoryArgs {
+    /// Most memory the process may use, like 8GiB [default: 70 % of what the machine or cgroup allows]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory: Option<Bytes>,
+    /// Positions to reserve in the KV cache [default: the smaller of 8192 and the model's]
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) context: Option<u32>,
+    /// Element type of the KV cache
+    #[arg(long, value_enum, default_value_t = Kv::F16, value_name = "TYPE")]
+    pub(crate) kv: Kv,
+    /// Expert slots instead of as many as fit
+    #[arg(long, value_name = "N")]
+    pub(crate) slots: Option<u32>,
+}
+
+/// How it is computed. None of these changes the output, except `--activations`.
+#[derive(Args)]
+#[command(next_help_heading = "Speed")]
+pub(crate) struct SpeedArgs {
+    /// Kernel threads [default: all cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) threads: Option<u16>,
+    /// Rows of a prefill pass, a multiple of 64 [default: the planner's choice]
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) pass: Option<u32>,
+    /// Which expert leaves the pool
+    #[arg(long, value_enum, default_value_t = Policy::Clock, value_name = "POLICY")]
+    pub(crate) policy: Policy,
+    /// Bypass the page cache when reading experts
+    #[arg(long, value_enum, default_value_t = Direct::Auto, value_name = "MODE")]
+    pub(crate) direct: Direct,
+    /// Which implementation computes
+    #[arg(long, value_enum, default_value_t = BackendName::Cpu, value_name = "BACKEND")]
+    pub(crate) backend: BackendName,
+    /// How activations meet quantised weights: 8 bit, or float for parity
+    #[arg(long, value_enum, default_value_t = ActivationType::Q8, value_name = "TYPE")]
+    pub(crate) activations: ActivationType,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum Kv {
+    F16,
+    F32,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum Policy {
+    Clock,
+    Lru,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum Direct {
+    Auto,
+    Off,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum BackendName {
+    Cpu,
+    Reference,
+    Deferred,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum ActivationType {
+    Q8,
+    F32,
+}
+
+impl From<Kv> for KvType {
+    fn from(kv: Kv) -> Self {
+        match kv {
+            Kv::F16 => Self::F16,
+            Kv::F32 => Self::F32,
+        }
+    }
+}
+
+impl From<Policy> for PolicyKind {
+    fn from(policy: Policy) -> Self {
+        match policy {
+            Policy::Clock => Self::Clock,
+            Policy::Lru => Self::Lru,
+        }
+    }
+}
+
+impl From<Direct> for DirectMode {
+    fn from(direct: Direct) -> Self {
+        match direct {
+            Direct::Auto => Self::Auto,
+            Direct::Off => Self::Off,
+        }
+    }
+}
+
+impl From<BackendName> for BackendKind {
+    fn from(backend: BackendName) -> Self {
+        match backend {
+            BackendName::Cpu => Self::Cpu,
+            BackendName::Reference => Self::Reference,
+            BackendName::Deferred => Self::Deferred,
+        }
+    }
+}
+
+impl From<ActivationType> for Activations {
+    fn from(activations: ActivationType) -> Self {
+        match activations {
+            ActivationType::Q8 => Self::Q8,
+            ActivationType::F32 => Self::F32,
+        }
+    }
+}
+
+#[derive(Args)]
+#[command(
+    after_help = "Examples:\n  sakia run \"What is a compiler?\"\n  sakia run -m big.gguf --memory 8GiB --receipt run.json \"Hello\""
+)]
+pub(crate) struct RunArgs {
+    /// What to ask; read from stdin when `-`; without it and on a terminal: chat
+    pub(crate) prompt: Option<String>,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// System message before the prompt
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+    /// Let the model think before it answers, where its template can
+    #[arg(long)]
+    pub(crate) think: bool,
+    /// Continue the prompt as it is, without the chat template
+    #[arg(long)]
+    pub(crate) raw: bool,
+    /// Most tokens of an answer
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_tokens: u32,
+    /// End the answer before this text; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) stop: Vec<String>,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
+    #[command(flatten)]
+    pub(crate) speed: SpeedArgs,
+    /// Write what was measured, as JSON
+    #[arg(long, value_name = "FILE", help_heading = "Record")]
+    pub(crate) receipt: Option<PathBuf>,
+    /// Do not print the line of counters after an answer
+    #[arg(long, help_heading = "Record")]
+    pub(crate) quiet: bool,
+}
+
+/// How the next token is chosen; the model file's own values where it has them.
+#[derive(Args)]
+#[command(next_help_heading = "Sampling")]
+pub(crate) struct SamplingArgs {
+    /// 0 = always the likeliest token
+    #[arg(long, value_name = "T")]
+    pub(crate) temperature: Option<f32>,
+    /// Only the K likeliest tokens; 0 = all
+    #[arg(long, value_name = "K")]
+    pub(crate) top_k: Option<u32>,
+    /// Only the likeliest tokens that sum to P
+    #[arg(long, value_name = "P")]
+    pub(crate) top_p: Option<f32>,
+    /// Only tokens at least P times as likely as the likeliest
+    #[arg(long, value_name = "P")]
+    pub(crate) min_p: Option<f32>,
+    /// Divide the logits of recent tokens by this
+    #[arg(long, value_name = "X")]
+    pub(crate) repeat_penalty: Option<f32>,
+    /// Subtract from the logits of tokens that occurred
+    #[arg(long, value_name = "X")]
+    pub(crate) presence_penalty: Option<f32>,
+    /// Subtract for each time a token occurred
+    #[arg(long, value_name = "X")]
+    pub(crate) frequency_penalty: Option<f32>,
+    /// Seed of the random numbers [default: from the clock]
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+}
+
+#[derive(Args)]
+#[command(after_help = "Example: sakia plan -m big.gguf --memory 12GiB")]
+pub(crate) struct PlanArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
+    /// Rows of a prefill pass, a multiple of 64 [default: the planner's choice]
+    #[arg(long, value_name = "TOKENS", help_heading = "Speed")]
+    pub(crate) pass: Option<u32>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct InspectArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Print JSON; a broken file gives `error.class`
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+#[command(after_help = "Example: sakia tokenize -m model.gguf \"Hello, world\"")]
+pub(crate) struct TokenizeArgs {
+    /// The text; read from stdin when `-`
+    #[arg(required_unless_present = "decode")]
+    pub(crate) text: Option<String>,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Take special tokens like <|im_start|> as plain text
+    #[arg(long)]
+    pub(crate) no_special: bool,
+    /// Turn ids into text instead
+    #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with = "text")]
+    pub(crate) decode: Option<Vec<u32>>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+#[command(group = clap::ArgGroup::new("input").required(true))]
+pub(crate) struct LogitsArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Token ids
+    #[arg(long, value_name = "IDS", value_delimiter = ',', group = "input")]
+    pub(crate) ids: Option<Vec<u32>>,
+    /// File of token ids, separated by space, comma or line
+    #[arg(long, value_name = "FILE", group = "input")]
+    pub(crate) ids_file: Option<PathBuf>,
+    /// Where the logits go: .npy, float32 [n_tokens, n_vocab]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: PathBuf,
+    /// Where the router's choices go: .npy, int32 [n_tokens, n_layers, top_k]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) routes: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
+    #[command(flatten)]
+    pub(crate) speed: SpeedArgs,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ExpertMatrix {
+    Gate,
+    Up,
+    Down,
+}
+
+#[derive(Args)]
+#[command(
+    after_help = "Example: sakia parity -m model.gguf --layer 0 --expert 3 --kind gate --rows 0..16"
+)]
+pub(crate) struct ParityArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Layer, from 0
+    #[arg(long)]
+    pub(crate) layer: u32,
+    /// Expert, from 0
+    #[arg(long)]
+    pub(crate) expert: u32,
+    /// Which of its matrices
+    #[arg(long, value_enum)]
+    pub(crate) kind: ExpertMatrix,
+    /// Rows `a..b` of the matrix [default: all]
+    #[arg(long, value_parser = parse_rows)]
+    pub(crate) rows: Option<std::ops::Range<u32>>,
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
+    #[command(flatten)]
+    pub(crate) speed: SpeedArgs,
+}
+
+#[derive(Args)]
+pub(crate) struct SelftestArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+#[command(
+    after_help = "Example: sakia bench -m big.gguf --memory 8GiB --ids-file ids.txt -p 256 -n 64"
+)]
+pub(crate) struct BenchArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// File of token ids, separated by space, comma or line
+    #[arg(long, value_name = "FILE")]
+    pub(crate) ids_file: PathBuf,
+    /// Ids read as the prompt
+    #[arg(short = 'p', long = "prompt-tokens", value_name = "P")]
+    pub(crate) prompt_tokens: usize,
+    /// Ids forced after it, one by one
+    #[arg(short = 'n', long = "decode-tokens", value_name = "N")]
+    pub(crate) decode_tokens: usize,
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
+    #[command(flatten)]
+    pub(crate) speed: SpeedArgs,
+}
+
+fn parse_rows(text: &str) -> Result<std::ops::Range<u32>, String> {
+    let parse = |part: &str| part.trim().parse::<u32>().map_err(|error| error.to_string());
+    let (start, end) = text.split_once("..").ok_or("write rows as a..b, for example 0..16")?;
+    let (start, end) = (parse(start)?, parse(end)?);
+    if start < end { Ok(start..end) } else { Err(format!("{start}..{end} holds no row")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn row_ranges_are_half_open_and_not_empty() {
+        assert_eq!(parse_rows("0..16"), Ok(0..16));
+        assert!(
+            parse_rows("5..5").is_err() && parse_rows("5").is_err() && parse_rows("a..b").is_err()
+        );
+    }
+}

@@ -1,0 +1,37 @@
+//! `sakia bench`: forced ids, so that two programs (or two settings) route the same tokens.
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use session::{Forced, Sequence, receipt};
+
+use crate::args::BenchArgs;
+use crate::{open, report};
+
+pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
+    let ids = open::read_ids(&args.ids_file)?;
+    let needed = args.prompt_tokens + args.decode_tokens;
+    if args.prompt_tokens == 0 || args.decode_tokens < 2 {
+        bail!("-p needs at least 1 token and -n at least 2: a rate is taken between tokens");
+    }
+    if ids.len() < needed {
+        bail!(
+            "{} holds {} ids; -p {} -n {} needs {needed}",
+            args.ids_file.display(),
+            ids.len(),
+            args.prompt_tokens,
+            args.decode_tokens
+        );
+    }
+    let chosen = open::choose(&args.model)?;
+    let mut options = open::options(&chosen, &args.memory, Some(&args.speed))?;
+    options.context = options.context.or(Some(needed as u32));
+    let mut engine = open::load(open::open(&chosen)?, options)?;
+    let mut sequence = Sequence::open(&mut engine.network)?;
+    let (prompt, forced) = ids[..needed].split_at(args.prompt_tokens);
+    let pass_rows = engine.plan.pass_rows as usize;
+    let outcome = Forced { prompt, forced, pass_rows }.run(&mut engine.network, &mut sequence)?;
+    let record = receipt::of_forced(&engine, &outcome);
+    report::data(&format!("{:#}\n", serde_json::to_value(&record)?));
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,220 @@
+//! A conversation on the terminal.
+
+use std::io::IsTerminal;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use rustyline::DefaultEditor;
+use rustyline::error::ReadlineError;
+use serde_json::{Value, json};
+use session::{
+    ChatTemplate, Engine, Finish, GenerateError, Generated, Limits, Prompt, Receipt, RenderOptions,
+    Sampler, SamplerConfig, Sequence, Specials, TextStream, generate,
+};
+
+use crate::args::RunArgs;
+use crate::{interrupt, report};
+
+const HELP: &str = "\
+/help   this text
+/stats  counters of the last answer
+/reset  forget the conversation
+/exit   end (also Ctrl-D)
+Ctrl-C stops an answer; twice ends the program.";
+
+/// An engine with a conversation.
+pub(crate) struct Chat<'a> {
+    engine: Engine,
+    args: &'a RunArgs,
+    template: ChatTemplate,
+    sampler: Sampler,
+    sequence: Sequence,
+    messages: Vec<Value>,
+    last: Option<Receipt>,
+}
+
+impl<'a> Chat<'a> {
+    pub(crate) fn open(
+        mut engine: Engine,
+        args: &'a RunArgs,
+        sampler: SamplerConfig,
+    ) -> Result<Self> {
+        let tokenizer = &engine.tokenizer;
+        let token = |id| tokenizer.decode(&[id]).ok();
+        let template = ChatTemplate::from_metadata(&engine.checkpoint.metadata, token)?;
+        if template.is_fallback() && !args.raw {
+            report::note("warning: the model has no chat template; plain ChatML is used");
+        }
+        let sampler = Sampler::new(sampler)?;
+        let sequence = Sequence::open(&mut engine.network)?;
+        let mut chat =
+            Self { engine, args, template, sampler, sequence, messages: Vec::new(), last: None };
+        chat.reset();
+        Ok(chat)
+    }
+
+    fn reset(&mut self) {
+        self.messages.clear();
+        if let Some(system) = &self.args.system {
+            self.messages.push(json!({ "role": "system", "content": system }));
+        }
+    }
+
+    /// One question, one answer.
+    pub(crate) fn answer(&mut self, text: &str) -> Result<()> {
+        self.messages.push(json!({ "role": "user", "content": text }));
+        let prompt = self.prompt(text);
+        let outcome = prompt.and_then(|tokens| self.generate(&tokens));
+        match outcome {
+            Ok(answer) => {
+                self.messages.push(json!({ "role": "assistant", "content": answer }));
+                Ok(())
+            }
+            Err(error) => {
+                // The question is taken back, so that the conversation can go on.
+                self.messages.pop();
+                Err(error)
+            }
+        }
+    }
+
+    /// The whole conversation as tokens.
+    fn prompt(&self, text: &str) -> Result<Vec<u32>> {
+        if self.args.raw {
+            return Ok(self.engine.tokenizer.encode(text, Specials::Parse)?);
+        }
+        let options = RenderOptions {
+            add_generation_prompt: true,
+            enable_thinking: Some(self.args.think),
+            ..RenderOptions::default()
+        };
+        let rendered = self.template.render(&Value::Array(self.messages.clone()), &options)?;
+        Ok(self.engine.tokenizer.encode(&rendered, Specials::Parse)?)
+    }
+
+    fn generate(&mut self, tokens: &[u32]) -> Result<String> {
+        interrupt::clear();
+        interrupt::pressed();
+        let Engine { network, tokenizer, plan, .. } = &mut self.engine;
+        let bar = report::prompt_bar(tokens.len());
+        let progress = |done: usize, all: usize| {
+            bar.set_length(all as u64);
+            bar.set_position(done as u64);
+            if done == all {
+                bar.finish_and_clear();
+            }
+            !interrupt::pressed()
+        };
+        let prompt =
+            Prompt { progress: &progress, ..Prompt::new_checked(tokens, plan.pass_rows as usize)? };
+        let limits = Limits {
+            max_tokens: self.args.max_tokens as usize,
+            end_tokens: tokenizer.end_tokens(),
+        };
+        let mut stream = TextStream::new(self.args.stop.iter().cloned());
+        if self.args.think {
+            stream = stream.showing_think();
+        }
+        let (mut answer, mut output, mut failed) = (String::new(), Vec::new(), None);
+        let mut on_token = |token: u32| {
+            output.push(token);
+            if !tokenizer.is_special(token) || self.args.think {
+                match tokenizer.token_bytes(token) {
+                    Ok(bytes) => show(&stream.push(&bytes), &mut answer),
+                    Err(error) => failed = Some(error),
+                }
+            }
+            let stop = stream.stopped() || failed.is_some() || interrupt::pressed();
+            if stop { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let outcome = generate(
+            network,
+            &mut self.sequence,
+            &prompt,
+            &mut self.sampler,
+            &limits,
+            &mut on_token,
+        );
+        bar.finish_and_clear();
+        show(&stream.finish(), &mut answer);
+        report::data("\n");
+        if let Some(error) = failed {
+            return Err(error.into());
+        }
+        self.report(&outcome?, &output);
+        Ok(answer)
+    }
+
+    fn report(&mut self, generated: &Generated, output: &[u32]) {
+        let receipt = Receipt::new(&self.engine, &generated.prefill, &generated.decode, output);
+        match generated.finish {
+            Finish::Context => {
+                report::note("note: the context is full; reserve more with `--context`")
+            }
+            Finish::Length => report::note("note: the answer was cut at --max-tokens"),
+            Finish::EndOfText | Finish::Stopped => {}
+        }
+        if !self.args.quiet {
+            report::note(&report::summary(&receipt));
+        }
+        self.last = Some(receipt);
+    }
+
+    /// Questions from the terminal until the user leaves.
+    pub(crate) fn talk(&mut self) -> Result<()> {
+        let mut editor = DefaultEditor::new().context("opening the terminal")?;
+        report::note("Ask something; /help tells more.");
+        loop {
+            let line = match editor.readline("> ") {
+                Ok(line) => line,
+                Err(ReadlineError::Eof | ReadlineError::Interrupted) => return Ok(()),
+                Err(error) => return Err(error).context("reading from the terminal"),
+            };
+            // A line that cannot be remembered is no reason to stop.
+            let _ = editor.add_history_entry(&line);
+            match line.trim() {
+                "" => {}
+                "/help" => report::note(HELP),
+                "/exit" | "/quit" => return Ok(()),
+                "/reset" => self.reset(),
+                "/stats" => match &self.last {
+                    Some(receipt) => report::note(&format!("{:#}", serde_json::to_value(receipt)?)),
+                    None => report::note("nothing has been answered yet"),
+                },
+                command if command.starts_with('/') => {
+                    report::note(&format!("unknown command {command}; /help lists them"))
+                }
+                text => {
+                    if let Err(error) = self.answer(text) {
+                        report::error(&error);
+                        let fatal = error
+                            .downcast_ref::<GenerateError>()
+                            .is_some_and(|e| matches!(e, GenerateError::Forward(_)));
+                        if fatal && !std::io::stdin().is_terminal() {
+                            return Err(error);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Writes the record of the last answer, under its name only when it is complete.
+    pub(crate) fn write_receipt(&self, path: &Path) -> Result<()> {
+        let Some(receipt) = &self.last else { return Ok(()) };
+        let mut partial = path.as_os_str().to_owned();
+        partial.push(".partial");
+        let text = format!("{:#}\n", serde_json::to_value(receipt)?);
+        std::fs::write(&partial, text)
+            .and_then(|()| std::fs::rename(&partial, path))
+            .with_context(|| format!("writing {}", path.display()))
+    }
+}
+
+fn show(text: &str, answer: &mut String) {
+    if !text.is_empty() {
+        answer.push_str(text);
+        report::data(text);
+    }
+}

@@ -1,0 +1,49 @@
+//! The `sakia` command: one file per verb.
+//!
+//! Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 refused or failed, 2 a comparison found a
+//! mismatch (or the command line was wrong), 130 interrupted.
+
+mod args;
+mod bench;
+mod chat;
+mod demo;
+mod inspect;
+mod interrupt;
+mod logits;
+mod npy;
+mod open;
+mod parity;
+mod plan;
+mod report;
+mod run;
+mod selftest;
+mod tokenize;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    let command = args::Cli::parse().command;
+    let json_errors = command.json_errors();
+    let outcome = match command {
+        args::Command::Run(args) => run::run(&args),
+        args::Command::Plan(args) => plan::run(&args),
+        args::Command::Inspect(args) => inspect::run(&args),
+        args::Command::Tokenize(args) => tokenize::run(&args),
+        args::Command::Logits(args) => logits::run(&args),
+        args::Command::Parity(args) => parity::run(&args),
+        args::Command::Selftest(args) => selftest::run(&args),
+        args::Command::Bench(args) => bench::run(&args),
+    };
+    match outcome {
+        Ok(code) => code,
+        Err(error) => {
+            if json_errors {
+                report::json_error(&error);
+            }
+            report::error(&error);
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! From flags to an engine.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use memory_plan::Budget;
+use session::{Engine, EngineOptions, OpenModel};
+
+use crate::args::{MemoryArgs, ModelArgs, SpeedArgs};
+use crate::{demo, report};
+
+/// A model file and whether it is the demo.
+pub(crate) struct Chosen {
+    pub(crate) path: PathBuf,
+    pub(crate) is_demo: bool,
+}
+
+/// `-m`, else `$SAKIA_MODEL`, else the demo model.
+pub(crate) fn choose(args: &ModelArgs) -> Result<Chosen> {
+    if let Some(path) =
+        args.model.clone().or_else(|| std::env::var_os("SAKIA_MODEL").map(PathBuf::from))
+    {
+        return Ok(Chosen { path, is_demo: false });
+    }
+    match demo::find() {
+        Some(path) => Ok(Chosen { path, is_demo: true }),
+        None => bail!(
+            "no model: the demo model is not beside this program\n\nhint: name one with `-m FILE` or `$SAKIA_MODEL`"
+        ),
+    }
+}
+
+/// Options of an engine for these flags.
+pub(crate) fn options(
+    chosen: &Chosen,
+    memory: &MemoryArgs,
+    speed: Option<&SpeedArgs>,
+) -> Result<EngineOptions> {
+    let demo_budget = chosen.is_demo && memory.memory.is_none();
+    let wanted = if demo_budget { Some(demo::MEMORY) } else { memory.memory };
+    let mut options =
+        EngineOptions::new(Budget::detect(wanted).context("finding out how much memory there is")?);
+    options.context = memory.context.or((demo_budget && wanted.is_some()).then_some(demo::CONTEXT));
+    options.kv = memory.kv.into();
+    options.slots = memory.slots;
+    if let Some(speed) = speed {
+        if let Some(threads) = speed.threads {
+            options.threads = usize::from(threads);
+        }
+        options.pass_rows = speed.pass;
+        options.policy = speed.policy.into();
+        options.direct = speed.direct.into();
+        options.backend = speed.backend.into();
+        options.activations = speed.activations.into();
+    }
+    Ok(options)
+}
+
+/// Reads headers and says what is odd about the file.
+pub(crate) fn open(chosen: &Chosen) -> Result<OpenModel> {
+    let opened = OpenModel::open(&chosen.path)?;
+    for warning in opened.checkpoint.warnings.iter().chain(opened.tokenizer.warnings()) {
+        report::note(&format!("warning: {warning}"));
+    }
+    Ok(opened)
+}
+
+/// Plans and loads, with a bar on a terminal.
+pub(crate) fn load(opened: OpenModel, options: EngineOptions) -> Result<Engine> {
+    for note in options.budget.notes() {
+        report::note(&format!("note: {note}"));
+    }
+    let total = model::resident_terms(&opened.model).iter().map(|term| term.bytes).sum();
+    let bar = report::load_bar(total);
+    let engine = Engine::load(opened, options, &mut |bytes| bar.inc(bytes));
+    bar.finish_and_clear();
+    Ok(engine?)
+}
+
+/// Token ids of a file: numbers separated by space, comma or line.
+pub(crate) fn read_ids(path: &std::path::Path) -> Result<Vec<u32>> {
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("reading ids from {}", path.display()))?;
+    let words = text.split(|c: char| c.is_whitespace() || c == ',').filter(|word| !word.is_empty());
+    words
+        .map(|word| {
+            word.parse()
+                .with_context(|| format!("`{word}` in {} is not a token id", path.display()))
+        })
+        .collect()
+}

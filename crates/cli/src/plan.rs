@@ -1,0 +1,22 @@
+//! `sakia plan`: the ledger.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use crate::args::PlanArgs;
+use crate::{open, report};
+
+pub(crate) fn run(args: &PlanArgs) -> Result<ExitCode> {
+    let chosen = open::choose(&args.model)?;
+    let mut options = open::options(&chosen, &args.memory, None)?;
+    options.pass_rows = args.pass;
+    let opened = open::open(&chosen)?;
+    let plan = opened.plan(&options)?;
+    if args.json {
+        report::data(&format!("{:#}\n", serde_json::to_value(&plan)?));
+    } else {
+        report::data(&format!("{plan}\n"));
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,391 @@
+//! The operations that a model is made of, and who owns the memory they work on.
+//!
+//! Five rules keep this honest for devices that run ahead of the host:
+//!
+//! 1. Operations are *recorded*; nothing waits except [`Backend::moe`], [`Backend::read_back`] and
+//!    [`Backend::wait`]. There is at most one wait per layer: the router's choices.
+//! 2. The expert operation takes a router handle and looks experts up in the backend's own residency table; the
+//!    host never passes slots.
+//! 3. Every operation works on the ragged rows of the pass; a row's bits depend on its own inputs, position and
+//!    role only.
+//! 4. The backend owns all memory that it computes on: weights, slots, KV cache, recurrent state, snapshots.
+//! 5. There are always three implementations, one of them deliberately late ([`crate::deferred`]).
+
+use std::ops::Range;
+use std::ptr::NonNull;
+
+use quant::BlockType;
+use quant::slot::ExpertMatrices;
+use units::{Epoch, ExpertIndex, ExpertKey, LayerIndex, SlotIndex};
+
+macro_rules! handle {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub struct $name(pub u32);
+    };
+}
+handle! {
+    /// A resident matrix or vector.
+    WeightId
+}
+handle! {
+    /// An activation buffer, `[max_rows, width]` f32.
+    BufferId
+}
+handle! {
+    /// Where one routing decision of a pass lives: choices, mixing weights, expert outputs.
+    RouterHandle
+}
+handle! {
+    /// One sequence: its KV cache and recurrent state.
+    SequenceId
+}
+handle! {
+    /// A copy of a sequence's recurrent state.
+    SnapshotId
+}
+handle! {
+    /// Rotary tables of one model, see [`Backend::alloc_rope`].
+    RopeId
+}
+
+/// Which kernel forms a row takes; see the numerics contract in `ARCHITECTURE.md`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Given text: attention and delta rule on the absolute 64-token grid.
+    Prompt,
+    /// Sampled, forced or drafted: one-step forms.
+    Generated,
+}
+
+/// One token of a pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Row {
+    /// The sequence that it extends.
+    pub sequence: SequenceId,
+    /// Its position in that sequence, from 0. Rows of one sequence in one pass are consecutive and ascending.
+    pub position: u32,
+    /// Prompt or generated. Rows of one sequence in one pass share a role.
+    pub role: Role,
+    /// The token id.
+    pub token: u32,
+}
+
+/// A router's choice.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Routed {
+    /// The expert.
+    pub expert: ExpertIndex,
+    /// Its mixing weight.
+    pub weight: f32,
+}
+
+/// Shape of a resident weight. A vector is one row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MatrixShape {
+    /// Rows.
+    pub n_out: usize,
+    /// Values in a row.
+    pub n_in: usize,
+    /// Their storage.
+    pub block_type: BlockType,
+}
+
+/// Element type of the KV cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum KvType {
+    /// Half precision (round to nearest even on store).
+    #[default]
+    F16,
+    /// Single precision, for parity with references.
+    F32,
+}
+
+/// How activations meet quantised weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Activations {
+    /// 8 bit per block, integer products.
+    #[default]
+    Q8,
+    /// Float, for parity with references.
+    F32,
+}
+
+/// Which key head a value head of the delta rule reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeadOrder {
+    /// `value head / (value heads / key heads)`.
+    Grouped,
+    /// `value head % key heads`.
+    Tiled,
+}
+
+/// Recurrent state of the gated delta rule, per layer and sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RecurrentShape {
+    /// Layers that have such a state.
+    pub layers: usize,
+    /// Key (and query) heads, `nk`.
+    pub key_heads: usize,
+    /// Value heads, `nv`; a multiple of `key_heads`.
+    pub value_heads: usize,
+    /// `dk`.
+    pub key_dim: usize,
+    /// `dv`.
+    pub value_dim: usize,
+    /// Taps of the short convolution.
+    pub conv_kernel: usize,
+    /// Which key head belongs to which value head.
+    pub order: HeadOrder,
+}
+
+impl RecurrentShape {
+    /// Channels of the short convolution: queries, keys, values, `2·nk·dk + nv·dv`.
+    pub const fn conv_channels(&self) -> usize {
+        2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+    }
+}
+
+/// What a sequence needs to remember.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SequenceShape {
+    /// Positions that the KV cache holds.
+    pub context_tokens: usize,
+    /// Layers with attention.
+    pub kv_layers: usize,
+    /// KV heads.
+    pub kv_heads: usize,
+    /// Values per head.
+    pub head_dim: usize,
+    /// Recurrent layers, if the model has any.
+    pub recurrent: Option<RecurrentShape>,
+}
+
+/// Rotary embedding: NeoX halves over the first `rotary_dim` values of a head.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RopeSpec {
+    /// Values of a head that rotate.
+    pub rotary_dim: usize,
+    /// Base of the frequencies.
+    pub theta: f64,
+    /// Context extension.
+    pub yarn: Option<Yarn>,
+}
+
+/// YaRN context extension (Peng et al. 2023, arXiv:2309.00071).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Yarn {
+    /// Extended over original context.
+    pub factor: f64,
+    /// Context of the original training.
+    pub original_context: f64,
+    /// Rotations above which a frequency is left alone.
+    pub beta_fast: f64,
+    /// Rotations below which a frequency is interpolated.
+    pub beta_slow: f64,
+    /// Multiplier of cos and sin; `0.1 ln(factor) + 1` when absent.
+    pub attention_factor: Option<f64>,
+}
+
+/// Heads laid out in a row of a buffer: head `h` is `stride·h .. stride·h + dim`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Heads {
+    /// How many.
+    pub count: usize,
+    /// Values of one head.
+    pub dim: usize,
+    /// Distance between heads; larger than `dim` when a gate sits between them.
+    pub stride: usize,
+}
+
+/// One recorded operation. Buffers are `[rows of the pass, width]`; all rows of the pass unless `rows` says less.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Op {
+    /// `out[r] = table[token of r]`.
+    Embed { table: WeightId, out: BufferId },
+    /// `out[i] = x[rows.start + i] / sqrt(mean(x²) + eps) · weight`: reads `rows` of `x`, writes `out` from row 0.
+    RmsNorm { x: BufferId, weight: WeightId, eps: f32, out: BufferId, rows: Range<usize> },
+    /// `out[i] = weight · x[rows.start + i]`: reads `rows` of `x`, writes `out` from row 0 (a head on the last row
+    /// needs one row of logits only).
+    MatMul { weight: WeightId, x: BufferId, out: BufferId, rows: Range<usize> },
+    /// RMS norm of each head by a shared weight, then rotation by the row's position; in place.
+    HeadNormRope { x: BufferId, heads: Heads, weight: WeightId, eps: f32, rope: RopeId },
+    /// Writes the rows' keys and values at their positions of KV layer `layer`.
+    KvAppend { layer: usize, k: BufferId, v: BufferId },
+    /// Causal grouped attention over KV layer `layer`: `softmax(q·k / sqrt(dim)) v`, online over key blocks of 64
+    /// on the absolute grid. `gated`: multiply head `h` by the sigmoid of the `dim` values that follow its query.
+    /// `out` is `[rows, count·dim]`.
+    Attend { layer: usize, q: BufferId, heads: Heads, gated: bool, out: BufferId },
+    /// Causal depthwise convolution with state, then SiLU. `weight` is `[channels, taps]`, last tap = current row.
+    ShortConv { layer: usize, x: BufferId, weight: WeightId, out: BufferId },
+    /// Gated delta rule over the convolved `[q | k | v]`; then RMS norm per value head by `norm`, times `silu(z)`.
+    /// `ba` holds `[b(all value heads) | a(all value heads)]`. Prompt rows take the chunked form on the 64-token
+    /// grid, generated rows the step form. Source: Yang et al. 2024 (arXiv:2412.06464).
+    DeltaRule {
+        layer: usize,
+        conv: BufferId,
+        z: BufferId,
+        ba: BufferId,
+        params: DeltaParams,
+        out: BufferId,
+    },
+    /// Softmax over `[n_experts]`, keep the `top_k` largest (ties to the lower index), rescale to sum 1 if
+    /// `normalize`. Source: Shazeer et al. 2017 (arXiv:1701.06538).
+    Route { logits: BufferId, router: RouterHandle, normalize: bool },
+    /// `out = silu(gate) · up`.
+    SiluMul { gate: BufferId, up: BufferId, out: BufferId },
+    /// Runs every routed `(row, rank)` of `router` whose expert is resident and which has not been run yet.
+    /// Recorded by [`Backend::moe`] and [`Backend::moe_more`], never directly.
+    Experts { layer: LayerIndex, x: BufferId, router: RouterHandle },
+    /// `to[r] += Σ_rank weight · expert output`, in rank order, then the shared expert times the sigmoid of its
+    /// gate logit (`[rows, 1]`). Every `(row, rank)` must have been run.
+    Combine { router: RouterHandle, shared: Option<SharedOutput>, to: BufferId },
+    /// `to[r] += x[r]`.
+    Add { x: BufferId, to: BufferId },
+}
+
+/// Per-layer constants of the gated delta rule, all f32 vectors.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DeltaParams {
+    /// `-exp(A_log)`, `[nv]`.
+    pub a: WeightId,
+    /// `[nv]`.
+    pub dt_bias: WeightId,
+    /// `[dv]`.
+    pub norm: WeightId,
+    /// Of the output norm.
+    pub eps: f32,
+}
+
+/// The always-on expert's output and its gate logit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SharedOutput {
+    /// `[rows, hidden]`.
+    pub y: BufferId,
+    /// `[rows, 1]`.
+    pub gate_logit: BufferId,
+}
+
+/// What [`Backend::moe`] found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Moe {
+    /// Everything that the router chose is resident and recorded.
+    AllResident,
+    /// Something is not; [`Backend::routes`] tells all choices, the residency is the host's to know.
+    Missing,
+}
+
+/// One class of slots: all of one stride.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SlotClass {
+    /// How many.
+    pub slots: usize,
+    /// Bytes of one, a multiple of 4096.
+    pub stride: usize,
+}
+
+/// Shape of a routing decision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RouterShape {
+    /// Experts to choose from.
+    pub n_experts: usize,
+    /// Experts chosen per row.
+    pub top_k: usize,
+    /// Width of an expert's output.
+    pub hidden: usize,
+    /// Width of an expert's inside.
+    pub expert_width: usize,
+}
+
+/// Why computing stopped.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum ComputeError {
+    /// A router's logits hold NaN or infinity: a damaged checkpoint or a kernel bug.
+    #[error(
+        "the router of layer {layer} gave {value} for expert {expert} at position {position}; a damaged weight is the usual cause"
+    )]
+    RouterNotFinite { layer: LayerIndex, expert: u32, position: u32, value: f32 },
+    /// Memory could not be had.
+    #[error("{bytes} bytes for {what} could not be allocated")]
+    OutOfMemory { what: &'static str, bytes: usize },
+}
+
+/// Memory and arithmetic of one device.
+pub trait Backend: Send {
+    /// `reference`, `cpu`, `deferred`.
+    fn name(&self) -> &'static str;
+
+    // Memory.
+
+    /// Memory for a weight, zeroed; fill it through [`Self::weight_memory`] before the first pass.
+    fn alloc_weight(&mut self, shape: MatrixShape) -> Result<WeightId, ComputeError>;
+    /// Where the bytes of a weight go. Page-aligned, at least the weight's bytes rounded up to 4096.
+    fn weight_memory(&mut self, weight: WeightId) -> (NonNull<u8>, usize);
+    /// An activation buffer for passes of up to `max_rows` rows.
+    fn alloc_buffer(&mut self, max_rows: usize, width: usize) -> Result<BufferId, ComputeError>;
+    /// Room for the choices and the expert outputs of `max_rows` rows.
+    fn alloc_router(
+        &mut self,
+        max_rows: usize,
+        shape: RouterShape,
+    ) -> Result<RouterHandle, ComputeError>;
+    /// Rotary tables.
+    fn alloc_rope(&mut self, spec: RopeSpec) -> RopeId;
+    /// Memory for the slots of the pool, class after class, committed lazily. Once per backend.
+    fn alloc_slots(&mut self, classes: &[SlotClass]) -> Result<(), ComputeError>;
+    /// Where the bytes of a slot go.
+    fn slot_memory(&self, slot: SlotIndex) -> (NonNull<u8>, usize);
+    /// A new sequence at position 0. All sequences of a backend share a shape.
+    fn open_sequence(&mut self, shape: SequenceShape) -> Result<SequenceId, ComputeError>;
+    /// Frees a sequence and its snapshots.
+    fn close_sequence(&mut self, sequence: SequenceId);
+    /// Copies the recurrent state as it is after everything recorded so far. (The KV cache needs no copy: a
+    /// sequence is cut by giving its next row a smaller position.)
+    fn snapshot(&mut self, sequence: SequenceId) -> Result<SnapshotId, ComputeError>;
+    /// Puts a snapshot back; it stays usable.
+    fn rollback(&mut self, sequence: SequenceId, snapshot: SnapshotId);
+    /// Sets the recurrent state to that of an empty sequence.
+    fn reset(&mut self, sequence: SequenceId);
+    /// Frees a snapshot.
+    fn drop_snapshot(&mut self, snapshot: SnapshotId);
+
+    // Residency, in order with recorded operations.
+
+    /// From here on `key` is found in `slot`, whose bytes are complete.
+    fn publish(&mut self, key: ExpertKey, slot: SlotIndex, matrices: &ExpertMatrices);
+    /// From here on `key` is not resident.
+    fn unpublish(&mut self, key: ExpertKey);
+
+    // Passes.
+
+    /// Starts a pass over these rows; the previous pass must have been submitted.
+    fn begin_pass(&mut self, rows: &[Row]);
+    /// Adds an operation to the pass.
+    fn record(&mut self, op: Op);
+    /// Waits for the router's choices (this is the layer's one read-back), then records the experts that are
+    /// resident.
+    ///
+    /// # Errors
+    /// [`ComputeError::RouterNotFinite`].
+    fn moe(
+        &mut self,
+        layer: LayerIndex,
+        x: BufferId,
+        router: RouterHandle,
+    ) -> Result<Moe, ComputeError>;
+    /// The choices of the last [`Self::moe`], `[rows, top_k]`, each row in rank order.
+    fn routes(&self, router: RouterHandle) -> &[Routed];
+    /// Records the routed experts that became resident since.
+    fn moe_more(&mut self, layer: LayerIndex, x: BufferId, router: RouterHandle);
+    /// Hands everything recorded to the device; complete when the returned epoch is.
+    fn submit(&mut self) -> Epoch;
+    /// The newest epoch that is complete.
+    fn completed(&self) -> Epoch;
+    /// Blocks until `epoch` is complete.
+    fn wait(&mut self, epoch: Epoch);
+    /// Submits, waits, and copies row `row` of a buffer.
+    fn read_back(&mut self, buffer: BufferId, row: usize, out: &mut [f32]);
+    /// Bytes that this backend holds, apart from slots: weights, buffers, sequences, snapshots, staging.
+    fn allocated_bytes(&mut self) -> u64;
+}

@@ -1,0 +1,308 @@
+//! Running one recorded operation.
+#![allow(unsafe_code, reason = "published slots are viewed as slices while experts run")]
+
+use std::ops::Range;
+
+use units::LayerIndex;
+
+use super::{Buffer, HostBackend, Run};
+use crate::backend::{BufferId, DeltaParams, Heads, Op, RouterHandle, SharedOutput, WeightId};
+use crate::kernels::{
+    Attend, Combine, DeltaRule, ExpertGroup, Experts, HeadNormRope, Kernels, Pair, ShortConv,
+};
+
+/// Takes a buffer out, so that others can be read while it is written.
+fn take(buffers: &mut [Buffer], id: BufferId) -> Vec<f32> {
+    std::mem::take(&mut buffers[id.0 as usize].data)
+}
+
+impl<K: Kernels> HostBackend<K> {
+    pub(super) fn execute(&mut self, op: &Op) {
+        let all = 0..self.rows.len();
+        match op {
+            Op::Embed { table, out } => self.embed(*table, *out),
+            Op::RmsNorm { x, weight, eps, out, rows } => {
+                self.rms_norm(*x, *weight, *eps, *out, rows.clone())
+            }
+            Op::MatMul { weight, x, out, rows } => self.mat_mul(*weight, *x, *out, rows.clone()),
+            Op::HeadNormRope { x, heads, weight, eps, rope } => {
+                let mut data = take(&mut self.buffers, *x);
+                let width = self.buffers[x.0 as usize].width;
+                let rope = &self.ropes[rope.0 as usize];
+                self.kernels.head_norm_rope(HeadNormRope {
+                    x: &mut data[..all.len() * width],
+                    width,
+                    heads: *heads,
+                    weight: self.weights[weight.0 as usize].vector(),
+                    eps: *eps,
+                    angles: rope.angles(),
+                    rotary_dim: rope.rotary_dim(),
+                });
+                self.buffers[x.0 as usize].data = data;
+            }
+            Op::KvAppend { layer, k, v } => self.kv_append(*layer, *k, *v),
+            Op::Attend { layer, q, heads, gated, out } => {
+                self.attend(*layer, *q, *heads, *gated, *out)
+            }
+            Op::ShortConv { layer, x, weight, out } => self.short_conv(*layer, *x, *weight, *out),
+            Op::DeltaRule { layer, conv, z, ba, params, out } => {
+                self.delta_rule(*layer, [*conv, *z, *ba], *params, *out);
+            }
+            Op::Route { logits, router, normalize } => self.route(*logits, *router, *normalize),
+            Op::SiluMul { gate, up, out } => self.silu_mul(*gate, *up, *out),
+            Op::Experts { layer, x, router } => self.experts(*layer, *x, *router),
+            Op::Combine { router, shared, to } => self.combine(*router, *shared, *to),
+            Op::Add { x, to } => {
+                let mut data = take(&mut self.buffers, *to);
+                for (to, x) in data.iter_mut().zip(self.read(*x, all)) {
+                    *to += x;
+                }
+                self.buffers[to.0 as usize].data = data;
+            }
+        }
+    }
+
+    fn read(&self, buffer: BufferId, rows: Range<usize>) -> &[f32] {
+        let Buffer { width, data } = &self.buffers[buffer.0 as usize];
+        &data[rows.start * width..rows.end * width]
+    }
+
+    /// Runs `write` on `n_rows` rows of a buffer that is taken out meanwhile.
+    fn write(
+        &mut self,
+        buffer: BufferId,
+        n_rows: usize,
+        write: impl FnOnce(&mut Self, &mut [f32], usize),
+    ) {
+        let mut data = take(&mut self.buffers, buffer);
+        let width = self.buffers[buffer.0 as usize].width;
+        write(self, &mut data[..n_rows * width], width);
+        self.buffers[buffer.0 as usize].data = data;
+    }
+
+    fn embed(&mut self, table: WeightId, out: BufferId) {
+        self.write(out, self.rows.len(), |this, out, width| {
+            let matrix = this.weights[table.0 as usize].matrix();
+            let bytes = matrix.row_bytes();
+            for (row, out) in this.rows.iter().zip(out.chunks_exact_mut(width)) {
+                let token = row.token as usize;
+                quant::decode_row(
+                    matrix.block_type,
+                    &matrix.bytes[token * bytes..(token + 1) * bytes],
+                    out,
+                );
+            }
+        });
+    }
+
+    fn rms_norm(
+        &mut self,
+        x: BufferId,
+        weight: WeightId,
+        eps: f32,
+        out: BufferId,
+        rows: Range<usize>,
+    ) {
+        self.write(out, rows.len(), |this, out, width| {
+            let Buffer { data, .. } = &this.buffers[x.0 as usize];
+            let x = &data[rows.start * width..rows.end * width];
+            this.kernels.rms_norm(x, this.weights[weight.0 as usize].vector(), eps, out);
+        });
+    }
+
+    fn mat_mul(&mut self, weight: WeightId, x: BufferId, out: BufferId, rows: Range<usize>) {
+        self.write(out, rows.len(), |this, out, _| {
+            let Buffer { width, data } = &this.buffers[x.0 as usize];
+            let x = &data[rows.start * width..rows.end * width];
+            this.kernels.mat_mul(this.weights[weight.0 as usize].matrix(), x, out);
+        });
+    }
+
+    fn kv_append(&mut self, layer: usize, k: BufferId, v: BufferId) {
+        for Run { sequence, rows, first_position, .. } in &self.runs {
+            let part = |buffer: BufferId| {
+                let Buffer { width, data } = &self.buffers[buffer.0 as usize];
+                &data[rows.start * width..rows.end * width]
+            };
+            let sequence =
+                self.sequences[sequence.0 as usize].as_mut().expect("the sequence is open");
+            sequence.append(layer, *first_position, part(k), part(v));
+        }
+    }
+
+    fn attend(&mut self, layer: usize, q: BufferId, heads: Heads, gated: bool, out: BufferId) {
+        self.write(out, self.rows.len(), |this, out, out_width| {
+            let Buffer { width, data } = &this.buffers[q.0 as usize];
+            for Run { sequence, rows, first_position, .. } in &this.runs {
+                let sequence =
+                    this.sequences[sequence.0 as usize].as_ref().expect("the sequence is open");
+                this.kernels.attend(Attend {
+                    q: &data[rows.start * width..rows.end * width],
+                    q_width: *width,
+                    heads,
+                    gated,
+                    kv_heads: sequence.shape.kv_heads,
+                    keys: sequence.keys(layer),
+                    values: sequence.values(layer),
+                    first_position: *first_position,
+                    out: &mut out[rows.start * out_width..rows.end * out_width],
+                });
+            }
+        });
+    }
+
+    fn short_conv(&mut self, layer: usize, x: BufferId, weight: WeightId, out: BufferId) {
+        self.write(out, self.rows.len(), |this, out, channels| {
+            let x = &this.buffers[x.0 as usize].data;
+            let weight = this.weights[weight.0 as usize].vector();
+            for Run { sequence, rows, .. } in &this.runs {
+                let sequence =
+                    this.sequences[sequence.0 as usize].as_mut().expect("the sequence is open");
+                let range = rows.start * channels..rows.end * channels;
+                this.kernels.short_conv(ShortConv {
+                    x: &x[range.clone()],
+                    channels,
+                    weight,
+                    taps: weight.len() / channels,
+                    state: sequence.recurrent.conv(layer),
+                    out: &mut out[range],
+                });
+            }
+        });
+    }
+
+    fn delta_rule(
+        &mut self,
+        layer: usize,
+        inputs: [BufferId; 3],
+        params: DeltaParams,
+        out: BufferId,
+    ) {
+        self.write(out, self.rows.len(), |this, out, out_width| {
+            let vector = |weight: WeightId| this.weights[weight.0 as usize].vector();
+            for Run { sequence, rows, first_position, role } in &this.runs {
+                let [conv, z, ba] = inputs.map(|id| {
+                    let Buffer { width, data } = &this.buffers[id.0 as usize];
+                    &data[rows.start * width..rows.end * width]
+                });
+                let sequence =
+                    this.sequences[sequence.0 as usize].as_mut().expect("the sequence is open");
+                this.kernels.delta_rule(DeltaRule {
+                    shape: sequence.shape.recurrent.expect("the model has a recurrent state"),
+                    role: *role,
+                    first_position: *first_position,
+                    conv,
+                    z,
+                    ba,
+                    a: vector(params.a),
+                    dt_bias: vector(params.dt_bias),
+                    norm: vector(params.norm),
+                    eps: params.eps,
+                    state: sequence.recurrent.state(layer),
+                    out: &mut out[rows.start * out_width..rows.end * out_width],
+                });
+            }
+        });
+    }
+
+    fn route(&mut self, logits: BufferId, router: RouterHandle, normalize: bool) {
+        let n_rows = self.rows.len();
+        let router = &mut self.routers[router.0 as usize];
+        let pairs = n_rows * router.shape.top_k;
+        let Buffer { width, data } = &self.buffers[logits.0 as usize];
+        let logits = &data[..n_rows * width];
+        let outcome = self.kernels.route(logits, *width, normalize, &mut router.routes[..pairs]);
+        router.bad = outcome.err();
+        router.done[..pairs].fill(false);
+    }
+
+    fn silu_mul(&mut self, gate: BufferId, up: BufferId, out: BufferId) {
+        let n_rows = self.rows.len();
+        if gate == out {
+            // In place: the gate moves through the kernel's own output.
+            self.write(out, n_rows, |this, out, width| {
+                let up = &this.buffers[up.0 as usize].data[..n_rows * width];
+                this.kernels.silu_mul_in_place(out, up);
+            });
+            return;
+        }
+        self.write(out, n_rows, |this, out, width| {
+            let [gate, up] =
+                [gate, up].map(|id| &this.buffers[id.0 as usize].data[..n_rows * width]);
+            out.copy_from_slice(gate);
+            this.kernels.silu_mul_in_place(out, up);
+        });
+    }
+
+    /// Runs every routed pair whose expert is resident and that was not run yet, expert by expert.
+    fn experts(&mut self, layer: LayerIndex, x: BufferId, router: RouterHandle) {
+        let n_rows = self.rows.len();
+        let mut pairs = std::mem::take(&mut self.pairs);
+        pairs.clear();
+        let router_index = router.0 as usize;
+        let top_k = self.routers[router_index].shape.top_k;
+        for output in 0..n_rows * top_k {
+            let router = &self.routers[router_index];
+            if !router.done[output] && self.residency.get(layer, &router.routes[output]).is_some() {
+                self.routers[router_index].done[output] = true;
+                pairs.push(Pair { row: output / top_k, output });
+            }
+        }
+        let mut outputs = std::mem::take(&mut self.routers[router_index].outputs);
+        let routes = &self.routers[router_index].routes;
+        // Pairs of an expert stand together; inside an expert they keep their order.
+        pairs.sort_unstable_by_key(|pair| (routes[pair.output].expert, pair.output));
+        let groups: Vec<ExpertGroup<'_>> = pairs
+            .chunk_by(|a, b| routes[a.output].expert == routes[b.output].expert)
+            .scan(0, |first_pair, group| {
+                let resident =
+                    self.residency.get(layer, &routes[group[0].output]).expect("checked above");
+                // SAFETY: the expert is published: its read is complete, and the pool gives its slot to no other read
+                // before `unpublish`, which runs on this thread after this operation.
+                let slot = unsafe { self.slots.published(resident.slot.get()) };
+                let matrices = resident.matrices;
+                let group =
+                    ExpertGroup { slot, matrices, first_pair: *first_pair, n_pairs: group.len() };
+                *first_pair += group.n_pairs;
+                Some(group)
+            })
+            .collect();
+        if !groups.is_empty() {
+            let Buffer { width: hidden, data } = &self.buffers[x.0 as usize];
+            self.kernels.experts(Experts {
+                x: &data[..n_rows * hidden],
+                hidden: *hidden,
+                width: self.routers[router_index].shape.expert_width,
+                groups: &groups,
+                pairs: &pairs,
+                outputs: &mut outputs,
+            });
+        }
+        self.routers[router_index].outputs = outputs;
+        self.pairs = pairs;
+    }
+
+    fn combine(&mut self, router: RouterHandle, shared: Option<SharedOutput>, to: BufferId) {
+        let n_rows = self.rows.len();
+        self.write(to, n_rows, |this, to, hidden| {
+            let router = &this.routers[router.0 as usize];
+            let pairs = n_rows * router.shape.top_k;
+            assert!(
+                router.done[..pairs].iter().all(|done| *done),
+                "every routed expert has been run"
+            );
+            let shared = shared.map(|SharedOutput { y, gate_logit }| {
+                let y = &this.buffers[y.0 as usize].data[..n_rows * hidden];
+                (y, &this.buffers[gate_logit.0 as usize].data[..n_rows])
+            });
+            this.kernels.combine(Combine {
+                routes: &router.routes[..pairs],
+                top_k: router.shape.top_k,
+                outputs: &router.outputs[..pairs * hidden],
+                shared,
+                hidden,
+                to,
+            });
+        });
+    }
+}

@@ -1,0 +1,23 @@
+//! The network: embeds tokens, runs the layers, gives logits.
+//!
+//! This crate only *records* operations on a backend and moves experts between the pool, the store and the
+//! backend. It computes nothing itself and owns no activation.
+//!
+//! Start at [`Network::forward`]; a layer is sequenced in `layer.rs`, its two mixers in `attention.rs` and
+//! `delta_net.rs`, its experts in `moe.rs` (what runs) and `experts.rs` (which bytes move).
+
+mod attention;
+mod delta_net;
+mod experts;
+mod layer;
+mod load;
+mod memory;
+mod moe;
+mod network;
+mod routes;
+
+pub use experts::{ExpertCounters, ExpertStream};
+pub use load::LoadError;
+pub use memory::{NamedBytes, kv_bytes_per_token, recurrent_bytes, resident_terms, scratch_terms};
+pub use network::{ForwardError, LogitRows, Network, NetworkOptions};
+pub use routes::RouteLog;

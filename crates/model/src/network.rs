@@ -1,0 +1,453 @@
+//! A loaded model: weights, buffers, sequences, experts; rows in, logits out.
+
+use std::ops::Range;
+
+use checkpoint::{LayerKind, Model, ModelConfig};
+use compute::backend::{
+    Backend, BufferId, ComputeError, MatrixShape, Op, RecurrentShape, Role, RopeId, RopeSpec,
+    RouterShape, Row, SequenceId, SequenceShape, SlotClass, SnapshotId, Yarn,
+};
+use expert_store::ReadError;
+use slot_pool::PoolError;
+use units::{ExpertKey, LayerIndex};
+
+use crate::attention;
+use crate::delta_net;
+use crate::experts::ExpertStream;
+use crate::layer::{Buffers, Pass};
+use crate::load::{LoadError, Loader, Weights};
+use crate::moe;
+use crate::routes::RouteLog;
+
+/// Rows of logits computed at once: a head of 150,000 words takes 0.6 MB a row.
+const LOGIT_BLOCK: usize = 16;
+
+/// Why a pass stopped. The sequence must be reset before it is used again.
+#[derive(Debug, thiserror::Error)]
+pub enum ForwardError {
+    /// The arithmetic met NaN, or memory ran out.
+    #[error(transparent)]
+    Compute(#[from] ComputeError),
+    /// An expert could not be read.
+    #[error("{key}: {source}")]
+    Read {
+        /// The expert.
+        key: ExpertKey,
+        /// What happened.
+        source: ReadError,
+    },
+    /// The pool cannot serve the layer.
+    #[error(transparent)]
+    Pool(PoolError),
+    /// A token id that the model does not have.
+    #[error("token id {token} is outside of the model's vocabulary of {vocab}")]
+    TokenOutOfRange {
+        /// The id.
+        token: u32,
+        /// Rows of the embedding.
+        vocab: u32,
+    },
+    /// The sequence is longer than what was reserved.
+    #[error(
+        "position {position} does not fit into the context of {context} tokens; reserve more with `--context`"
+    )]
+    ContextFull {
+        /// The first position that does not fit.
+        position: u32,
+        /// What was reserved.
+        context: usize,
+    },
+    /// Logits hold NaN or infinity.
+    #[error(
+        "the logits at position {position} hold {value} for token {token}; a damaged weight is the usual cause"
+    )]
+    LogitsNotFinite {
+        /// Of the row.
+        position: u32,
+        /// The first such token.
+        token: usize,
+        /// What was found.
+        value: f32,
+    },
+}
+
+/// Sizes that the forward pass needs, derived from the checkpoint's configuration.
+#[derive(Clone, Copy)]
+pub(crate) struct Geometry {
+    pub(crate) hidden: usize,
+    pub(crate) rms_eps: f32,
+    pub(crate) norm_topk: bool,
+    pub(crate) shared_width: Option<usize>,
+    pub(crate) attention: attention::Shape,
+    pub(crate) kv_layers: usize,
+    pub(crate) recurrent: Option<RecurrentShape>,
+    pub(crate) router: RouterShape,
+}
+
+impl Geometry {
+    pub(crate) fn of(config: &ModelConfig) -> Self {
+        let count = |kind| config.layers.iter().filter(|k| **k == kind).count();
+        let recurrent = config.delta_net.filter(|_| count(LayerKind::DeltaNet) > 0).map(|shape| {
+            RecurrentShape {
+                layers: count(LayerKind::DeltaNet),
+                key_heads: shape.key_heads as usize,
+                value_heads: shape.value_heads as usize,
+                key_dim: shape.key_dim as usize,
+                value_dim: shape.value_dim as usize,
+                conv_kernel: shape.conv_kernel as usize,
+                order: match shape.head_order {
+                    checkpoint::HeadOrder::Grouped => compute::backend::HeadOrder::Grouped,
+                    checkpoint::HeadOrder::Tiled => compute::backend::HeadOrder::Tiled,
+                },
+            }
+        });
+        Self {
+            hidden: config.hidden as usize,
+            rms_eps: config.rms_eps,
+            norm_topk: config.norm_topk,
+            shared_width: config.shared_width.map(|width| width as usize),
+            attention: attention::Shape::of(config),
+            kv_layers: count(LayerKind::Attention),
+            recurrent,
+            router: RouterShape {
+                n_experts: config.n_experts as usize,
+                top_k: config.top_k as usize,
+                hidden: config.hidden as usize,
+                expert_width: config.expert_width as usize,
+            },
+        }
+    }
+}
+
+/// What a network reserves.
+#[derive(Debug, Clone)]
+pub struct NetworkOptions {
+    /// Most rows of a pass.
+    pub max_rows: usize,
+    /// Positions of a sequence.
+    pub context_tokens: usize,
+    /// Most rows of logits that are computed at once: 1 to generate, more to score a text.
+    pub logit_rows: usize,
+    /// Slots, class after class, as the pool has them.
+    pub slots: Vec<SlotClass>,
+}
+
+/// Which rows of a pass give logits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogitRows {
+    /// None: more of the prompt follows.
+    None,
+    /// The last.
+    Last,
+    /// Every row.
+    All,
+}
+
+/// A model that runs.
+pub struct Network {
+    // Dropped in this order: the store inside `experts` joins its readers before the backend frees the slots.
+    experts: ExpertStream,
+    backend: Box<dyn Backend>,
+    config: ModelConfig,
+    geometry: Geometry,
+    weights: Weights,
+    buffers: Buffers,
+    rope: RopeId,
+    logits: BufferId,
+    options: NetworkOptions,
+    host_logits: Vec<f32>,
+    /// Set to record every router's choices.
+    pub routes: Option<RouteLog>,
+}
+
+impl Network {
+    /// Loads the resident weights and reserves buffers and slots.
+    ///
+    /// `progress` is called with the bytes of every tensor that has arrived.
+    ///
+    /// # Errors
+    /// A tensor cannot be read or holds NaN, or memory runs out.
+    pub fn load(
+        model: &Model,
+        mut backend: Box<dyn Backend>,
+        experts: ExpertStream,
+        options: NetworkOptions,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Self, LoadError> {
+        let geometry = Geometry::of(&model.config);
+        let (store, rms_eps) = (experts.store(), geometry.rms_eps);
+        let weights = Loader { backend: &mut *backend, store, rms_eps, progress }.load(model)?;
+        let buffers = alloc_buffers(&mut *backend, options.max_rows, &geometry)?;
+        let rope = backend.alloc_rope(rope_spec(&model.config));
+        let vocab = model.config.vocab as usize;
+        let logits = backend.alloc_buffer(options.logit_rows.min(LOGIT_BLOCK), vocab)?;
+        backend.alloc_slots(&options.slots)?;
+        Ok(Self {
+            experts,
+            backend,
+            config: model.config.clone(),
+            geometry,
+            weights,
+            buffers,
+            rope,
+            logits,
+            options,
+            host_logits: vec![0.0; vocab],
+            routes: None,
+        })
+    }
+
+    /// What the model is.
+    pub const fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// What was reserved.
+    pub const fn options(&self) -> &NetworkOptions {
+        &self.options
+    }
+
+    /// What moved so far.
+    pub const fn experts(&self) -> &ExpertStream {
+        &self.experts
+    }
+
+    /// The backend's name.
+    pub fn backend_name(&self) -> &'static str {
+        self.backend.name()
+    }
+
+    /// Bytes that the backend holds apart from slots.
+    pub fn allocated_bytes(&mut self) -> u64 {
+        self.backend.allocated_bytes()
+    }
+
+    /// A new, empty sequence.
+    ///
+    /// # Errors
+    /// [`ComputeError::OutOfMemory`].
+    pub fn open_sequence(&mut self) -> Result<SequenceId, ComputeError> {
+        self.backend.open_sequence(SequenceShape {
+            context_tokens: self.options.context_tokens,
+            kv_layers: self.geometry.kv_layers,
+            kv_heads: self.geometry.attention.key.count,
+            head_dim: self.geometry.attention.key.dim,
+            recurrent: self.geometry.recurrent,
+        })
+    }
+
+    /// Empties a sequence.
+    pub fn reset(&mut self, sequence: SequenceId) {
+        self.backend.reset(sequence);
+    }
+
+    /// Remembers the recurrent state of a sequence as it is now.
+    ///
+    /// # Errors
+    /// [`ComputeError::OutOfMemory`].
+    pub fn snapshot(&mut self, sequence: SequenceId) -> Result<SnapshotId, ComputeError> {
+        self.backend.snapshot(sequence)
+    }
+
+    /// Puts a remembered state back; the next row continues at the position where it was taken.
+    pub fn rollback(&mut self, sequence: SequenceId, snapshot: SnapshotId) {
+        self.backend.rollback(sequence, snapshot);
+    }
+
+    /// Frees a remembered state.
+    pub fn drop_snapshot(&mut self, snapshot: SnapshotId) {
+        self.backend.drop_snapshot(snapshot);
+    }
+
+    /// Runs one pass over `rows` and hands the logits of the wanted rows to `sink` as `(row, [vocab])`.
+    ///
+    /// Prompt rows of a sequence start on the 64-token grid.
+    ///
+    /// # Errors
+    /// See [`ForwardError`]; afterwards the sequences of the pass must be reset.
+    pub fn forward(
+        &mut self,
+        rows: &[Row],
+        want: LogitRows,
+        sink: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), ForwardError> {
+        self.check(rows)?;
+        self.backend.begin_pass(rows);
+        if let Some(log) = &mut self.routes {
+            log.begin_pass(rows.len());
+        }
+        self.layers(rows.len())?;
+        if let Some(log) = &mut self.routes {
+            log.end_pass(rows.len());
+        }
+        let wanted = match want {
+            LogitRows::None => rows.len()..rows.len(),
+            LogitRows::Last => rows.len() - 1..rows.len(),
+            LogitRows::All => 0..rows.len(),
+        };
+        for start in wanted.clone().step_by(LOGIT_BLOCK.min(self.options.logit_rows)) {
+            let end = wanted.end.min(start + LOGIT_BLOCK.min(self.options.logit_rows));
+            self.head(rows, start..end, sink)?;
+        }
+        self.backend.submit();
+        Ok(())
+    }
+
+    fn layers(&mut self, n_rows: usize) -> Result<(), ForwardError> {
+        let mut pass = Pass {
+            backend: &mut *self.backend,
+            experts: &mut self.experts,
+            geometry: &self.geometry,
+            buffers: &self.buffers,
+            rope: self.rope,
+            n_rows,
+            routes: self.routes.as_mut(),
+        };
+        pass.backend.record(Op::Embed { table: self.weights.embed, out: self.buffers.h });
+        let (mut kv, mut recurrent) = (0, 0);
+        for (layer, (kind, weights)) in
+            self.config.layers.iter().zip(&self.weights.layers).enumerate()
+        {
+            let counter = match kind {
+                LayerKind::Attention => &mut kv,
+                LayerKind::DeltaNet => &mut recurrent,
+            };
+            pass.layer(LayerIndex(layer as u32), *counter, weights)?;
+            *counter += 1;
+        }
+        Ok(())
+    }
+
+    fn head(
+        &mut self,
+        rows: &[Row],
+        block: Range<usize>,
+        sink: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), ForwardError> {
+        let Buffers { h, x, .. } = self.buffers;
+        let (weight, eps) = (self.weights.output_norm, self.geometry.rms_eps);
+        self.backend.record(Op::RmsNorm { x: h, weight, eps, out: x, rows: block.clone() });
+        let (weight, out) = (self.weights.output, self.logits);
+        self.backend.record(Op::MatMul { weight, x, out, rows: 0..block.len() });
+        for (row, source) in block.enumerate() {
+            self.backend.read_back(self.logits, row, &mut self.host_logits);
+            if let Some((token, &value)) =
+                self.host_logits.iter().enumerate().find(|(_, v)| !v.is_finite())
+            {
+                return Err(ForwardError::LogitsNotFinite {
+                    position: rows[source].position,
+                    token,
+                    value,
+                });
+            }
+            sink(source, &self.host_logits);
+        }
+        Ok(())
+    }
+
+    fn check(&self, rows: &[Row]) -> Result<(), ForwardError> {
+        assert!(
+            !rows.is_empty() && rows.len() <= self.options.max_rows,
+            "a pass has 1 to max_rows rows"
+        );
+        for row in rows {
+            if row.token >= self.config.vocab {
+                return Err(ForwardError::TokenOutOfRange {
+                    token: row.token,
+                    vocab: self.config.vocab,
+                });
+            }
+            if row.position as usize >= self.options.context_tokens {
+                let context = self.options.context_tokens;
+                return Err(ForwardError::ContextFull { position: row.position, context });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn alloc_buffers(
+    backend: &mut dyn Backend,
+    rows: usize,
+    geometry: &Geometry,
+) -> Result<Buffers, ComputeError> {
+    let hidden = geometry.hidden;
+    let attention = match geometry.kv_layers {
+        0 => None,
+        _ => Some(attention::Buffers::alloc(backend, rows, geometry)?),
+    };
+    let delta_net = match &geometry.recurrent {
+        Some(shape) => Some(delta_net::Buffers::alloc(backend, rows, shape)?),
+        None => None,
+    };
+    Ok(Buffers {
+        h: backend.alloc_buffer(rows, hidden)?,
+        x: backend.alloc_buffer(rows, hidden)?,
+        y: backend.alloc_buffer(rows, hidden)?,
+        attention,
+        delta_net,
+        moe: moe::Buffers::alloc(backend, rows, geometry)?,
+        router: backend.alloc_router(rows, geometry.router)?,
+    })
+}
+
+fn rope_spec(config: &ModelConfig) -> RopeSpec {
+    RopeSpec {
+        rotary_dim: config.rotary_dim as usize,
+        theta: config.rope_theta,
+        yarn: config.rope_scaling.map(|yarn| Yarn {
+            factor: yarn.factor,
+            original_context: yarn.original_context,
+            beta_fast: yarn.beta_fast,
+            beta_slow: yarn.beta_slow,
+            attention_factor: yarn.attention_factor,
+        }),
+    }
+}
+
+/// One expert at a time, for parity checks.
+impl Network {
+    /// The bytes of an expert's slot, after it was brought there the usual way.
+    ///
+    /// # Errors
+    /// The read failed, or the pool is too small.
+    pub fn read_expert(&mut self, key: ExpertKey) -> Result<Vec<u8>, ForwardError> {
+        self.experts.bring(&mut *self.backend, key)
+    }
+
+    /// `weight · x` by the backend's own kernel, for a matrix of these bytes.
+    ///
+    /// # Errors
+    /// Out of memory.
+    ///
+    /// # Panics
+    /// If the bytes are not the matrix's, or `x` is not one row.
+    pub fn multiply(
+        &mut self,
+        shape: MatrixShape,
+        bytes: &[u8],
+        x: &[f32],
+    ) -> Result<Vec<f32>, ForwardError> {
+        let backend = &mut *self.backend;
+        let weight = backend.alloc_weight(shape)?;
+        crate::memory::fill_weight(backend, weight, 0, bytes);
+        // The activations enter as a table that token 0 embeds from.
+        let table = MatrixShape { n_out: 1, n_in: x.len(), block_type: quant::BlockType::F32 };
+        let table = backend.alloc_weight(table)?;
+        let values: Vec<u8> = x.iter().flat_map(|v| v.to_le_bytes()).collect();
+        crate::memory::fill_weight(backend, table, 0, &values);
+        let (input, output) =
+            (backend.alloc_buffer(1, x.len())?, backend.alloc_buffer(1, shape.n_out)?);
+        backend.begin_pass(&[Row {
+            sequence: SequenceId(0),
+            position: 0,
+            role: Role::Generated,
+            token: 0,
+        }]);
+        backend.record(Op::Embed { table, out: input });
+        backend.record(Op::MatMul { weight, x: input, out: output, rows: 0..1 });
+        let mut out = vec![0.0; shape.n_out];
+        backend.read_back(output, 0, &mut out);
+        Ok(out)
+    }
+}

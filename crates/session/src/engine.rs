@@ -1,0 +1,298 @@
+//! From a path and a budget to a model that runs.
+//!
+//! The order is what makes the budget honest: headers and tokenizer first, then the process is measured, then the
+//! plan is made, and only then are slots and buffers reserved.
+
+use std::path::{Path, PathBuf};
+
+use checkpoint::{Checkpoint, CheckpointError, Model};
+use compute::Options;
+use compute::backend::{Activations, Backend, KvType, SlotClass};
+use expert_store::{DirectMode, FaultPlan, Store, StoreError, StoreOptions};
+use memory_plan::{Budget, Plan, PlanError, PlanInput, RecordClass, Term};
+use model::{ExpertStream, LoadError, Network, NetworkOptions};
+use slot_pool::{ClassSpec, PolicyKind, PoolError, PoolSpec, SlotPool};
+use units::{Bytes, ExpertKey, LayerIndex};
+
+use crate::sequence::GRID;
+use crate::tokenizer::{Tokenizer, TokenizerError};
+
+/// Pass lengths that the planner may choose from, longest first.
+const PASS_ROWS: [u32; 6] = [1024, 512, 256, 192, 128, 64];
+
+/// Context reserved when nothing is asked for.
+pub const DEFAULT_CONTEXT: u32 = 8192;
+
+/// Which implementation computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum BackendKind {
+    /// SIMD and threads.
+    #[default]
+    Cpu,
+    /// The scalar definitions.
+    Reference,
+    /// `Cpu` run late on another thread: for tests.
+    Deferred,
+}
+
+/// How to open a model.
+#[derive(Debug, Clone)]
+pub struct EngineOptions {
+    /// The budget.
+    pub budget: Budget,
+    /// Positions to reserve; the smaller of [`DEFAULT_CONTEXT`] and the model's when absent.
+    pub context: Option<u32>,
+    /// Kernel threads.
+    pub threads: usize,
+    /// Which implementation computes.
+    pub backend: BackendKind,
+    /// How activations meet quantised weights.
+    pub activations: Activations,
+    /// Element type of the KV cache.
+    pub kv: KvType,
+    /// Which expert leaves when one must.
+    pub policy: PolicyKind,
+    /// Rows of a prefill pass instead of the planner's choice.
+    pub pass_rows: Option<u32>,
+    /// Slots instead of as many as fit.
+    pub slots: Option<u32>,
+    /// How the files are read.
+    pub direct: DirectMode,
+    /// Reads that fail on purpose: for tests.
+    pub faults: Option<FaultPlan>,
+    /// Most rows of logits at once: 1 to generate.
+    pub logit_rows: u32,
+}
+
+impl EngineOptions {
+    /// The defaults under a budget.
+    pub fn new(budget: Budget) -> Self {
+        Self {
+            budget,
+            context: None,
+            threads: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            backend: BackendKind::default(),
+            activations: Activations::default(),
+            kv: KvType::default(),
+            policy: PolicyKind::Clock,
+            pass_rows: None,
+            slots: None,
+            direct: DirectMode::Auto,
+            faults: None,
+            logit_rows: 1,
+        }
+    }
+}
+
+/// Why a model could not be made ready.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The files are not a model that this program runs.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// The vocabulary in the file contradicts itself.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// The budget is too small.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The files cannot be read.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Slots and layers do not fit together.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// The resident weights cannot be loaded.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// An option that this model cannot have.
+    #[error("{0}")]
+    Option(String),
+}
+
+/// A checkpoint whose headers were read and checked: enough to plan and to inspect.
+pub struct OpenModel {
+    /// As given by the user.
+    pub path: PathBuf,
+    /// Files, metadata (without the vocabulary), tensors.
+    pub checkpoint: Checkpoint,
+    /// Configuration, tensors by role, expert records.
+    pub model: Model,
+    /// Text to ids and back.
+    pub tokenizer: Tokenizer,
+}
+
+impl OpenModel {
+    /// Reads and checks headers; builds the tokenizer.
+    ///
+    /// # Errors
+    /// [`EngineError::Checkpoint`], [`EngineError::Tokenizer`].
+    pub fn open(path: &Path) -> Result<Self, EngineError> {
+        let mut checkpoint = checkpoint::open(path)?;
+        let model = checkpoint::bind(&checkpoint)?;
+        let tokenizer = Tokenizer::from_checkpoint(&checkpoint)?;
+        checkpoint.metadata.drop_vocabulary();
+        memory_plan::release_free_memory();
+        Ok(Self { path: path.to_owned(), checkpoint, model, tokenizer })
+    }
+
+    /// The ledger for a budget; measures the process as it is now.
+    ///
+    /// # Errors
+    /// [`EngineError::Plan`], or an option that makes no sense for this model.
+    pub fn plan(&self, options: &EngineOptions) -> Result<Plan, EngineError> {
+        let config = &self.model.config;
+        if let Some(rows) = options.pass_rows
+            && (rows == 0 || !(rows as usize).is_multiple_of(GRID))
+        {
+            return Err(EngineError::Option(format!(
+                "--pass {rows}: a pass is a multiple of {GRID} tokens"
+            )));
+        }
+        if options.context == Some(0) {
+            return Err(EngineError::Option(
+                "--context 0: at least one token is needed".to_owned(),
+            ));
+        }
+        let context = options.context.unwrap_or_else(|| config.context_length.min(DEFAULT_CONTEXT));
+        let to_term = |t: model::NamedBytes| Term::new(t.name, Bytes(t.bytes));
+        let passes: Vec<u32> =
+            options.pass_rows.map_or_else(|| PASS_ROWS.to_vec(), |rows| vec![rows]);
+        let rows_of_context = context.next_multiple_of(GRID as u32);
+        let passes: Vec<u32> = passes.into_iter().map(|rows| rows.min(rows_of_context)).collect();
+        let input = PlanInput {
+            model: self
+                .path
+                .file_name()
+                .map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
+            budget: options.budget.clone(),
+            process_base: memory_plan::current_rss(),
+            resident: model::resident_terms(&self.model).into_iter().map(to_term).collect(),
+            kv_bytes_per_token: Bytes(model::kv_bytes_per_token(config, options.kv)),
+            // The running state and the one that the next turn starts from.
+            state: Bytes(2 * model::recurrent_bytes(config)),
+            context,
+            context_is_default: options.context.is_none(),
+            scratch: &|rows| {
+                model::scratch_terms(config, rows, options.logit_rows)
+                    .into_iter()
+                    .map(to_term)
+                    .collect()
+            },
+            passes: &passes,
+            records: record_classes(&self.model),
+            top_k: config.top_k,
+            slots: options.slots,
+        };
+        Ok(memory_plan::plan(&input)?)
+    }
+}
+
+/// A model that runs under its plan.
+pub struct Engine {
+    /// What was promised.
+    pub plan: Plan,
+    /// What was asked for.
+    pub options: EngineOptions,
+    /// The network.
+    pub network: Network,
+    /// Text to ids and back.
+    pub tokenizer: Tokenizer,
+    /// Headers.
+    pub checkpoint: Checkpoint,
+    /// As given by the user.
+    pub path: PathBuf,
+}
+
+impl Engine {
+    /// Plans, reserves and loads. `progress` gets resident bytes as they arrive.
+    ///
+    /// # Errors
+    /// See [`EngineError`].
+    pub fn load(
+        opened: OpenModel,
+        options: EngineOptions,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Self, EngineError> {
+        let plan = opened.plan(&options)?;
+        let OpenModel { path, checkpoint, model, tokenizer } = opened;
+        let files: Vec<PathBuf> = checkpoint.files.iter().map(|f| f.path.clone()).collect();
+        let store_options = StoreOptions {
+            direct: options.direct,
+            faults: options.faults.clone(),
+            ..StoreOptions::default()
+        };
+        let store = Store::open(&files, store_options)?;
+        let pool = SlotPool::new(pool_spec(&model, &plan), options.policy)?;
+        let stream = ExpertStream::new(pool, store, model.records.clone());
+        let network_options = NetworkOptions {
+            max_rows: plan.pass_rows as usize,
+            context_tokens: plan.context as usize,
+            logit_rows: options.logit_rows as usize,
+            slots: plan
+                .classes
+                .iter()
+                .map(|class| SlotClass {
+                    slots: class.slots as usize,
+                    stride: class.slot_bytes as usize,
+                })
+                .collect(),
+        };
+        let network = Network::load(&model, backend(&options), stream, network_options, progress)?;
+        Ok(Self { plan, options, network, tokenizer, checkpoint, path })
+    }
+}
+
+fn backend(options: &EngineOptions) -> Box<dyn Backend> {
+    let kernels =
+        Options { threads: options.threads, activations: options.activations, kv: options.kv };
+    match options.backend {
+        BackendKind::Cpu => compute::cpu(kernels),
+        BackendKind::Reference => compute::reference(kernels),
+        BackendKind::Deferred => compute::deferred(compute::cpu(kernels), 1),
+    }
+}
+
+/// Layers with records of the same size are one class of records.
+fn record_classes(model: &Model) -> Vec<RecordClass> {
+    let mut classes: Vec<RecordClass> = Vec::new();
+    for layer in 0..model.config.n_layers {
+        let slot_bytes = layer_slot_bytes(model, LayerIndex(layer));
+        let experts = u64::from(model.config.n_experts);
+        match classes.iter_mut().find(|class| class.slot_bytes == slot_bytes) {
+            Some(class) => class.records += experts,
+            None => classes.push(RecordClass { slot_bytes, records: experts }),
+        }
+    }
+    classes
+}
+
+/// The largest slot that any expert of the layer needs: alignment in the file differs from expert to expert.
+fn layer_slot_bytes(model: &Model, layer: LayerIndex) -> u64 {
+    (0..model.config.n_experts)
+        .map(|expert| model.records.slot_bytes(ExpertKey::new(layer.0, expert)))
+        .max()
+        .expect("a model has at least one expert")
+}
+
+fn pool_spec(model: &Model, plan: &Plan) -> PoolSpec {
+    let class_of = |layer| {
+        let needed = layer_slot_bytes(model, LayerIndex(layer));
+        let fitting =
+            plan.classes.iter().enumerate().filter(|(_, class)| class.slot_bytes >= needed);
+        fitting
+            .min_by_key(|(_, class)| class.slot_bytes)
+            .expect("the plan has a class for every record")
+            .0 as u32
+    };
+    PoolSpec {
+        n_layers: model.config.n_layers,
+        n_experts: model.config.n_experts,
+        classes: plan
+            .classes
+            .iter()
+            .map(|class| ClassSpec { slots: class.slots as u32, slot_bytes: class.slot_bytes })
+            .collect(),
+        class_of_layer: (0..model.config.n_layers).map(class_of).collect(),
+    }
+}

@@ -1,0 +1,25 @@
+//! Text in, text out: opens a model under a budget, reads prompts, generates tokens, keeps the record of it.
+//!
+//! Start at [`Engine::load`] and [`generate`].
+
+mod engine;
+mod generate;
+mod parity;
+pub mod receipt;
+mod sampler;
+mod sequence;
+mod stream;
+mod template;
+mod tokenizer;
+
+pub use engine::{BackendKind, DEFAULT_CONTEXT, Engine, EngineError, EngineOptions, OpenModel};
+pub use generate::{
+    Finish, Forced, ForcedOutcome, GenerateError, Generated, Limits, LogitsRun, generate,
+};
+pub use parity::{ExpertKind, Parity, ParityError, ParityResult};
+pub use receipt::Receipt;
+pub use sampler::{Sampler, SamplerConfig, SamplerError};
+pub use sequence::{GRID, Phase, Prompt, Sequence};
+pub use stream::TextStream;
+pub use template::{ChatTemplate, RenderOptions, TemplateError};
+pub use tokenizer::{Specials, Tokenizer, TokenizerError};

@@ -1,0 +1,179 @@
+//! What a run proves about itself: versioned JSON with one definition per counter.
+
+use model::ExpertCounters;
+use serde::Serialize;
+
+use crate::engine::Engine;
+use crate::generate::ForcedOutcome;
+use crate::sequence::Phase;
+
+/// Version of the receipt's layout.
+pub const RECEIPT_VERSION: u32 = 1;
+
+/// The record of a run.
+#[derive(Debug, Clone, Serialize)]
+pub struct Receipt {
+    /// [`RECEIPT_VERSION`].
+    pub version: u32,
+    /// Path of the model as given.
+    pub model: String,
+    /// `cpu`, `reference`, `deferred`.
+    pub backend: String,
+    /// Kernel threads.
+    pub threads: usize,
+    /// The budget and what was reserved under it.
+    pub budget_bytes: u64,
+    /// Sum of the plan.
+    pub planned_bytes: u64,
+    /// Highest resident set of the process.
+    pub peak_rss_bytes: u64,
+    /// Slots of the pool and experts of the model.
+    pub slots: u64,
+    /// Routed experts of the trunk.
+    pub experts: u64,
+    /// Positions of the KV cache.
+    pub context_tokens: u32,
+    /// Rows of a prefill pass.
+    pub pass_rows: usize,
+    /// Whether reads bypassed the page cache.
+    pub direct_reads: bool,
+    /// Reading the prompt.
+    pub prefill: PhaseReceipt,
+    /// Generating: `tokens` counts the tokens after the first.
+    pub decode: PhaseReceipt,
+    /// Tokens that were generated.
+    pub generated_tokens: u64,
+    /// FNV-1a over the generated ids, to compare runs.
+    pub output_hash: String,
+    /// Bytes written to disk while running.
+    pub written_bytes: u64,
+    /// Wall time of each forced token.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub token_us: Vec<u64>,
+}
+
+/// One phase of a run.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct PhaseReceipt {
+    /// Tokens run through the network.
+    pub tokens: u64,
+    /// Wall time.
+    pub elapsed_us: u64,
+    /// Tokens per second.
+    pub tokens_per_second: f64,
+    /// Time in which nothing could be computed because expert bytes were missing.
+    pub wait_us: u64,
+    /// Expert look-ups: distinct experts per layer and pass.
+    pub lookups: u64,
+    /// Of those, found ready.
+    pub hits: u64,
+    /// Of those, read.
+    pub misses: u64,
+    /// Hits over look-ups.
+    pub hit_rate: f64,
+    /// Expert payload read.
+    pub read_bytes: u64,
+    /// The same per token.
+    pub read_bytes_per_token: f64,
+}
+
+impl From<&Phase> for PhaseReceipt {
+    fn from(phase: &Phase) -> Self {
+        let ExpertCounters { pool, store, wait_us } = phase.experts;
+        let per = |a: f64, b: u64| if b == 0 { 0.0 } else { a / b as f64 };
+        Self {
+            tokens: phase.tokens,
+            elapsed_us: phase.elapsed.as_micros() as u64,
+            tokens_per_second: phase.rate(),
+            wait_us,
+            lookups: pool.hits + pool.misses,
+            hits: pool.hits,
+            misses: pool.misses,
+            hit_rate: per(pool.hits as f64, pool.hits + pool.misses),
+            read_bytes: store.payload_bytes,
+            read_bytes_per_token: per(store.payload_bytes as f64, phase.tokens),
+        }
+    }
+}
+
+impl PhaseReceipt {
+    /// Share of the wall time spent waiting for bytes.
+    pub fn wait_share(&self) -> f64 {
+        if self.elapsed_us == 0 { 0.0 } else { self.wait_us as f64 / self.elapsed_us as f64 }
+    }
+
+    /// Milliseconds a token without the waits.
+    pub fn compute_ms_per_token(&self) -> f64 {
+        if self.tokens == 0 {
+            0.0
+        } else {
+            (self.elapsed_us - self.wait_us.min(self.elapsed_us)) as f64 / 1e3 / self.tokens as f64
+        }
+    }
+}
+
+impl Receipt {
+    /// The record of one answer or run.
+    pub fn new(engine: &Engine, prefill: &Phase, decode: &Phase, output: &[u32]) -> Self {
+        Self {
+            version: RECEIPT_VERSION,
+            model: engine.path.display().to_string(),
+            backend: engine.network.backend_name().to_owned(),
+            threads: engine.options.threads,
+            budget_bytes: engine.plan.budget.bytes.0,
+            planned_bytes: engine.plan.total.0,
+            peak_rss_bytes: memory_plan::peak_rss().0,
+            slots: engine.plan.slots(),
+            experts: engine.plan.experts(),
+            context_tokens: engine.plan.context,
+            pass_rows: engine.plan.pass_rows as usize,
+            direct_reads: engine.network.experts().store().direct(),
+            prefill: prefill.into(),
+            decode: decode.into(),
+            generated_tokens: output.len() as u64,
+            output_hash: hash_tokens(output),
+            written_bytes: written_bytes(),
+            token_us: Vec::new(),
+        }
+    }
+}
+
+/// The record of a forced run; the output is what the model would have said.
+pub fn of_forced(engine: &Engine, outcome: &ForcedOutcome) -> Receipt {
+    let receipt = Receipt::new(engine, &outcome.prefill, &outcome.decode, &outcome.likeliest);
+    Receipt { token_us: outcome.token_us.clone(), ..receipt }
+}
+
+/// Bytes that this process caused to be written to storage; 0 where the system does not tell.
+fn written_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/io").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("write_bytes:"));
+    line.and_then(|number| number.trim().parse().ok()).unwrap_or(0)
+}
+
+/// FNV-1a (64 bit) over token ids, little-endian.
+pub fn hash_tokens(tokens: &[u32]) -> String {
+    let hash = tokens
+        .iter()
+        .flat_map(|t| t.to_le_bytes())
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+    format!("{hash:016x}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hash_is_fnv_1a() {
+        // Published test values of FNV-1a 64: the empty string, and "a" followed by three zero bytes computed by hand.
+        assert_eq!(hash_tokens(&[]), "cbf29ce484222325");
+        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+        for byte in [b'a', 0, 0, 0] {
+            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+        assert_eq!(hash_tokens(&[u32::from(b'a')]), format!("{hash:016x}"));
+    }
+}

@@ -1,0 +1,210 @@
+//! One conversation's sequence: which tokens it holds, how a prompt enters it, how tokens follow.
+//!
+//! A prompt enters in passes that start on the absolute 64-token grid, so that its bits do not depend on where the
+//! passes end. The recurrent state at the start of the last pass is remembered: the next turn begins there if its
+//! text agrees so far, and reads everything after it, also the generated tokens, as prompt.
+
+use std::time::{Duration, Instant};
+
+use compute::backend::{Role, Row, SequenceId, SnapshotId};
+use model::{ExpertCounters, ForwardError, LogitRows, Network};
+
+use crate::generate::GenerateError;
+
+/// Rows of a pass are a multiple of this, except for the last pass of a prompt.
+pub const GRID: usize = 64;
+
+/// Time and bytes of one phase.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Phase {
+    /// Tokens that were run through the network.
+    pub tokens: u64,
+    /// Wall time.
+    pub elapsed: Duration,
+    /// What moved.
+    pub experts: ExpertCounters,
+}
+
+impl Phase {
+    /// Tokens per second; 0 for an empty phase.
+    pub fn rate(&self) -> f64 {
+        let seconds = self.elapsed.as_secs_f64();
+        if seconds > 0.0 { self.tokens as f64 / seconds } else { 0.0 }
+    }
+
+    /// Adds another phase.
+    pub fn add(&mut self, other: &Self) {
+        self.tokens += other.tokens;
+        self.elapsed += other.elapsed;
+        self.experts = self.experts.plus(&other.experts);
+    }
+}
+
+/// Tokens that the network has seen, and its state.
+#[derive(Debug)]
+pub struct Sequence {
+    id: SequenceId,
+    tokens: Vec<u32>,
+    /// State at a position that a later prompt can start from.
+    checkpoint: Option<(SnapshotId, usize)>,
+    /// Set while the network may have stopped halfway.
+    broken: bool,
+}
+
+impl Sequence {
+    /// An empty sequence.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn open(network: &mut Network) -> Result<Self, ForwardError> {
+        Ok(Self {
+            id: network.open_sequence()?,
+            tokens: Vec::new(),
+            checkpoint: None,
+            broken: false,
+        })
+    }
+
+    /// All tokens so far.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Makes the sequence hold exactly `prompt`, and hands the logits of the wanted rows to `sink` as
+    /// `(position, [vocab])`. Reads no more than is new, in whole passes of at most `pass_rows`.
+    ///
+    /// # Errors
+    /// See [`ForwardError`]. The next prompt starts from nothing.
+    pub fn prefill(
+        &mut self,
+        network: &mut Network,
+        prompt: &Prompt<'_>,
+        sink: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<Phase, ForwardError> {
+        let (started, before) = (Instant::now(), network.experts().counters());
+        let first = self.rewind(network, prompt);
+        let mut position = first;
+        self.broken = true;
+        while position < prompt.tokens.len() {
+            let end = prompt.tokens.len().min(position + prompt.pass_rows);
+            let last = end == prompt.tokens.len();
+            if last && position > first {
+                self.remember(network, position)?;
+            }
+            let want = match (prompt.every_row, last) {
+                (true, _) => LogitRows::All,
+                (false, true) => LogitRows::Last,
+                (false, false) => LogitRows::None,
+            };
+            let rows = self.rows(&prompt.tokens[position..end], position, Role::Prompt);
+            network.forward(&rows, want, &mut |row, logits| sink(position + row, logits))?;
+            self.tokens.extend_from_slice(&prompt.tokens[position..end]);
+            position = end;
+            if !(prompt.progress)(position - first, prompt.tokens.len() - first) {
+                break;
+            }
+        }
+        self.broken = false;
+        let experts = network.experts().counters().minus(&before);
+        Ok(Phase { tokens: (position - first) as u64, elapsed: started.elapsed(), experts })
+    }
+
+    /// Appends one generated token and hands the logits after it to `sink`.
+    ///
+    /// # Errors
+    /// See [`ForwardError`].
+    pub fn step(
+        &mut self,
+        network: &mut Network,
+        token: u32,
+        sink: &mut dyn FnMut(&[f32]),
+    ) -> Result<(), ForwardError> {
+        let row = Row {
+            sequence: self.id,
+            position: self.tokens.len() as u32,
+            role: Role::Generated,
+            token,
+        };
+        self.broken = true;
+        network.forward(&[row], LogitRows::Last, &mut |_, logits| sink(logits))?;
+        self.broken = false;
+        self.tokens.push(token);
+        Ok(())
+    }
+
+    /// Goes back to the remembered state if the prompt agrees up to there, else to nothing; the position.
+    fn rewind(&mut self, network: &mut Network, prompt: &Prompt<'_>) -> usize {
+        let agrees = |at: usize| {
+            !self.broken && at < prompt.tokens.len() && self.tokens[..at] == prompt.tokens[..at]
+        };
+        match self.checkpoint {
+            Some((snapshot, at)) if agrees(at) && !prompt.from_nothing => {
+                network.rollback(self.id, snapshot);
+                self.tokens.truncate(at);
+                at
+            }
+            _ => {
+                self.forget(network);
+                network.reset(self.id);
+                self.tokens.clear();
+                0
+            }
+        }
+    }
+
+    fn remember(&mut self, network: &mut Network, position: usize) -> Result<(), ForwardError> {
+        self.forget(network);
+        self.checkpoint = Some((network.snapshot(self.id)?, position));
+        Ok(())
+    }
+
+    fn forget(&mut self, network: &mut Network) {
+        if let Some((snapshot, _)) = self.checkpoint.take() {
+            network.drop_snapshot(snapshot);
+        }
+    }
+
+    fn rows(&self, tokens: &[u32], start: usize, role: Role) -> Vec<Row> {
+        let row =
+            |(i, &token)| Row { sequence: self.id, position: (start + i) as u32, role, token };
+        tokens.iter().enumerate().map(row).collect()
+    }
+}
+
+/// A prompt and how to read it.
+pub struct Prompt<'a> {
+    /// All tokens from position 0, at least one.
+    pub tokens: &'a [u32],
+    /// Rows of a pass, a multiple of [`GRID`].
+    pub pass_rows: usize,
+    /// Logits of every row instead of the last.
+    pub every_row: bool,
+    /// Do not reuse a remembered state.
+    pub from_nothing: bool,
+    /// Called after each pass with tokens read and to read; `false` stops.
+    pub progress: &'a dyn Fn(usize, usize) -> bool,
+}
+
+impl<'a> Prompt<'a> {
+    /// As [`Self::new`], for tokens that may be none.
+    ///
+    /// # Errors
+    /// [`GenerateError::EmptyPrompt`].
+    pub fn new_checked(tokens: &'a [u32], pass_rows: usize) -> Result<Self, GenerateError> {
+        if tokens.is_empty() {
+            Err(GenerateError::EmptyPrompt)
+        } else {
+            Ok(Self::new(tokens, pass_rows))
+        }
+    }
+
+    /// The usual: logits after the last token.
+    pub fn new(tokens: &'a [u32], pass_rows: usize) -> Self {
+        assert!(!tokens.is_empty(), "a prompt has at least one token");
+        assert!(
+            pass_rows > 0 && pass_rows.is_multiple_of(GRID),
+            "passes start on the 64-token grid"
+        );
+        Self { tokens, pass_rows, every_row: false, from_nothing: false, progress: &|_, _| true }
+    }
+}
