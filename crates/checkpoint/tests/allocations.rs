@@ -113,6 +113,7 @@ fn files_made_to_take_memory() {
     let mut strings = Gguf::new();
     let mut widened = Gguf::new();
     let mut keys = Gguf::new();
+    let mut short_keys = Gguf::new();
     let mut names = Gguf::new();
     let mut tensors = Gguf::new();
     for index in 0..8 {
@@ -121,6 +122,8 @@ fn files_made_to_take_memory() {
     }
     for index in 0..1 << 16 {
         keys.keys.push((format!("{index:0>1000}"), Value::U32(0)));
+        // 37 MiB of keys; what each costs beside its bytes counts too.
+        short_keys.keys.push((format!("{index:0>600}"), Value::U32(0)));
         names.tensor(&format!("{index:0>1000}"), &[1], BlockType::F16);
         tensors.tensor(&format!("{index}"), &[1, 1, 1, 1], BlockType::F16);
     }
@@ -130,6 +133,7 @@ fn files_made_to_take_memory() {
         ("strings", &strings, "limit"),
         ("widened bytes", &widened, "limit"),
         ("keys", &keys, "limit"),
+        ("shorter keys", &short_keys, "limit"),
         ("names", &names, "limit"),
         ("empty strings", &empty_strings, "config"),
         ("tensors", &tensors, "config"),

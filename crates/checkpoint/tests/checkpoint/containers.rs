@@ -188,6 +188,47 @@ fn tensor_numbers_and_names_have_limits() {
 }
 
 #[test]
+fn parts_share_the_limit_on_tensors() {
+    let part = |number: u32, n_tensors: u32| {
+        let mut file = Gguf::new();
+        file.set("split.no", Value::U32(number)).set("split.count", Value::U32(2));
+        for index in 0..n_tensors {
+            file.tensor(&format!("{number}.{index}"), &[1], BlockType::F16);
+        }
+        file.write()
+    };
+    for (second, expected) in [(1 << 15, None), ((1 << 15) + 1, Some("limit"))] {
+        let bytes = [part(0, 1 << 15), part(1, second)];
+        let [first, second] = [MemorySource(&bytes[0]), MemorySource(&bytes[1])];
+        let name = Path::new("part.gguf");
+        let result = parse_parts(&[(name, &first), (name, &second)], Vocabulary::Load);
+        let class = result.err().map(|error| error.class().to_string());
+        assert_eq!(class.as_deref(), expected);
+    }
+}
+
+#[test]
+fn a_header_that_goes_on_for_too_long_is_refused() {
+    use std::os::unix::fs::FileExt;
+    // 80 arrays of 4 MiB of zeros in an array: 320 MiB, none of it on disk.
+    let mut file = Gguf::new();
+    file.set("long", array(9, 80, &[]));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("long.gguf");
+    let header = file.header();
+    let sparse = std::fs::File::create(&path).unwrap();
+    sparse.write_all_at(&header, 0).unwrap();
+    let mut at = header.len() as u64;
+    for _ in 0..80 {
+        sparse.write_all_at(&(1_u64 << 22).to_le_bytes(), at + 4).unwrap();
+        at += 12 + (1 << 22);
+    }
+    sparse.set_len(at).unwrap();
+    let error = checkpoint::open(&path).unwrap_err();
+    assert_eq!(error.class().to_string(), "limit", "{error}");
+}
+
+#[test]
 fn a_skipped_vocabulary_binds_all_the_same_and_is_checked() {
     let open = |file: &Gguf| {
         let bytes = file.write();
