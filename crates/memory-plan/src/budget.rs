@@ -18,6 +18,9 @@ pub struct Budget {
     pub bytes: Bytes,
     /// What it was taken from.
     pub source: String,
+    /// More than this no budget can be; absent if the machine does not tell.
+    #[serde(serialize_with = "crate::ledger::optional_bytes")]
+    limit: Option<Bytes>,
     notes: Vec<String>,
 }
 
@@ -27,14 +30,13 @@ impl Budget {
     /// # Errors
     /// The machine does not tell how much memory it has, and nothing was asked for.
     pub fn detect(wanted: Option<Bytes>) -> io::Result<Self> {
-        let limits = limits::of_this_machine();
-        match (wanted, limits) {
-            (wanted, Ok(limits)) => Ok(Self::of(wanted, &limits)),
-            (Some(bytes), Err(error)) => {
+        match (limits::of_this_machine(), wanted) {
+            (Ok(limits), wanted) => Ok(Self::of(wanted, &limits)),
+            (Err(error), Some(bytes)) => {
                 let notes = vec![format!("this machine's limits are not known: {error}")];
-                Ok(Self { bytes, source: "--memory".to_owned(), notes })
+                Ok(Self { bytes, source: "--memory".to_owned(), limit: None, notes })
             }
-            (None, Err(error)) => Err(error),
+            (Err(error), None) => Err(error),
         }
     }
 
@@ -43,25 +45,27 @@ impl Budget {
     /// # Panics
     /// If there is no limit at all; the physical memory is one.
     pub fn of(wanted: Option<Bytes>, limits: &[Limit]) -> Self {
-        let smallest = limits.iter().min_by_key(|limit| limit.bytes).expect("the physical memory is a limit");
-        match wanted {
-            None => Self {
-                bytes: Bytes(smallest.bytes.0 / 100 * DEFAULT_PERCENT),
-                source: format!("{DEFAULT_PERCENT} % of {} ({})", smallest.bytes, smallest.name),
-                notes: Vec::new(),
-            },
-            Some(bytes) if bytes <= smallest.bytes => {
-                Self { bytes, source: "--memory".to_owned(), notes: Vec::new() }
+        let smallest = limits.iter().min_by_key(|limit| limit.bytes);
+        let Limit { name, bytes: limit } = smallest.expect("the physical memory is a limit");
+        let mut notes = Vec::new();
+        let (bytes, source) = match wanted {
+            None => {
+                let share = u128::from(limit.0) * u128::from(DEFAULT_PERCENT) / 100;
+                (Bytes(share as u64), format!("{DEFAULT_PERCENT} % of {limit}, {name}"))
             }
-            Some(bytes) => Self {
-                bytes: smallest.bytes,
-                source: smallest.name.clone(),
-                notes: vec![format!(
-                    "--memory {bytes} is more than {} has; the budget is {}",
-                    smallest.name, smallest.bytes
-                )],
-            },
-        }
+            Some(wanted) if wanted <= *limit => (wanted, "--memory".to_owned()),
+            Some(wanted) => {
+                notes
+                    .push(format!("--memory {wanted} is more than {limit}, {name}: using {limit}"));
+                (*limit, name.clone())
+            }
+        };
+        Self { bytes, source, limit: Some(*limit), notes }
+    }
+
+    /// The most that `--memory` could be on this machine, if that is known.
+    pub const fn limit(&self) -> Option<Bytes> {
+        self.limit
     }
 
     /// What the user should know about how the budget came about.
@@ -84,14 +88,26 @@ mod tests {
     #[test]
     fn the_default_is_a_share_of_the_smallest_limit() {
         let budget = Budget::of(None, &limits());
-        assert_eq!(budget.bytes, Bytes(Bytes::gib(10).0 / 100 * 70));
-        assert!(budget.source.contains("the cgroup"));
+        assert_eq!(budget.bytes, Bytes::gib(7));
+        assert_eq!(budget.source, "70 % of 10.00 GiB, the cgroup");
+        assert!(budget.notes().is_empty());
     }
 
     #[test]
     fn the_smallest_of_wish_and_limits_wins() {
-        assert_eq!(Budget::of(Some(Bytes::gib(4)), &limits()).bytes, Bytes::gib(4));
+        let modest = Budget::of(Some(Bytes::gib(4)), &limits());
+        assert_eq!((modest.bytes, modest.notes()), (Bytes::gib(4), &[][..]));
         let capped = Budget::of(Some(Bytes::gib(40)), &limits());
-        assert_eq!((capped.bytes, capped.notes().len()), (Bytes::gib(10), 1));
+        assert_eq!((capped.bytes, capped.limit()), (Bytes::gib(10), Some(Bytes::gib(10))));
+        assert_eq!(
+            capped.notes(),
+            ["--memory 40.00 GiB is more than 10.00 GiB, the cgroup: using 10.00 GiB"]
+        );
+    }
+
+    #[test]
+    fn this_machine_has_a_budget() {
+        let budget = Budget::detect(None).unwrap();
+        assert!(budget.bytes > Bytes::ZERO && Some(budget.bytes) < budget.limit());
     }
 }

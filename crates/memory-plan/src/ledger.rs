@@ -8,8 +8,23 @@ use units::Bytes;
 use crate::budget::Budget;
 
 /// Bytes as a plain number.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference to the field")]
 pub(crate) fn bytes<S: Serializer>(bytes: &Bytes, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_u64(bytes.0)
+}
+
+/// The same, or null.
+#[expect(clippy::ref_option, reason = "serde passes a reference to the field")]
+pub(crate) fn optional_bytes<S: Serializer>(
+    bytes: &Option<Bytes>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    bytes.map(|bytes| bytes.0).serialize(serializer)
+}
+
+/// A sum that stops at the largest number instead of wrapping: sizes come from files.
+pub(crate) fn sum(terms: &[Term]) -> Bytes {
+    Bytes(terms.iter().map(|term| term.bytes.0).fold(0, u64::saturating_add))
 }
 
 /// A named amount of memory.
@@ -65,14 +80,16 @@ pub struct Plan {
     pub classes: Vec<PlannedClass>,
     /// Every term, slots included.
     pub terms: Vec<Term>,
-    /// Terms that belong to `resident` and `scratch` above, one by one.
+    /// What `resident weights` and `scratch` consist of.
     pub details: Vec<Term>,
     /// Sum of the terms.
     #[serde(serialize_with = "bytes")]
     pub total: Bytes,
-    /// Smallest total that would work, with one row of the grid a pass and the fewest slots.
+    /// The smallest total that would work: the shortest pass and the fewest slots.
     #[serde(serialize_with = "bytes")]
     pub floor: Bytes,
+    /// Share of the routed experts that fit into the slots, 0 to 1.
+    pub share: f64,
 }
 
 impl Plan {
@@ -87,12 +104,14 @@ impl Plan {
     }
 }
 
-/// Aligned lines of terms.
-pub(crate) fn table(terms: &[Term], total: Bytes) -> String {
-    let total = Term::new("total", total);
-    let width = terms.iter().map(|term| term.name.chars().count()).max().unwrap_or(0).max(5);
+/// Aligned lines of terms, with `total` as the last; `note` says something about the total.
+pub(crate) fn table(terms: &[Term], total: Bytes, note: &str) -> String {
+    let total = Term::new("total", total).with_note(note);
+    let width = terms.iter().map(|term| term.name.chars().count()).max().unwrap_or(0);
+    let width = width.max(total.name.len());
     let mut text = String::new();
     for term in terms.iter().chain([&total]) {
+        // Room for `1023.9 MiB`.
         let line = format!("  {:<width$}  {:>10}   {}", term.name, term.bytes, term.note);
         text.push_str(line.trim_end());
         text.push('\n');
@@ -103,17 +122,19 @@ pub(crate) fn table(terms: &[Term], total: Bytes) -> String {
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{} in {} ({})", self.model, self.budget.bytes, self.budget.source)?;
-        write!(f, "{}", table(&self.terms, self.total))?;
-        writeln!(f)?;
+        let unused = self.budget.bytes.saturating_sub(self.total);
+        writeln!(f, "{}", table(&self.terms, self.total, &format!("{unused} not used")))?;
+        let width = self.details.iter().map(|term| term.name.chars().count()).max().unwrap_or(0);
         for term in &self.details {
-            writeln!(f, "    {:<28}  {:>10}", term.name, term.bytes)?;
+            let line = format!("    {:<width$}  {:>10}   {}", term.name, term.bytes, term.note);
+            writeln!(f, "{}", line.trim_end())?;
         }
-        let share = 100.0 * self.slots() as f64 / self.experts() as f64;
         write!(
             f,
-            "\n{} of {} experts fit ({share:.0} %); passes of {} tokens; smallest budget {}",
-            self.slots().min(self.experts()),
+            "\n{} of {} experts fit ({:.0} %); passes of {} tokens; smallest budget {}",
+            self.slots(),
             self.experts(),
+            100.0 * self.share,
             self.pass_rows,
             self.floor
         )

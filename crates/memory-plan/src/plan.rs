@@ -1,31 +1,28 @@
 //! Spending a budget.
 //!
-//! Fixed terms come first (process, resident weights, KV cache, state). Of what is left, a prefill pass may take up to
-//! a tenth for its scratch, at least the shortest pass; the rest becomes slots, minus a margin for what cannot be
-//! counted: allocator slack, thread stacks, page tables.
+//! Fixed terms come first: the process, resident weights, KV cache, state. Of what they leave, a tenth is set aside
+//! for the scratch of a prefill pass (no less than the shortest pass needs, no more than the longest), and the longest
+//! pass that fits is taken. All the rest becomes slots; when every expert has one, the pass may have what is left.
+//!
+//! What is set aside grows slower than the budget and depends on nothing else, so a larger budget never means fewer
+//! slots or a shorter pass. The price is that up to the step between two pass lengths stays unused.
 
 use units::Bytes;
 
 use crate::budget::Budget;
-use crate::ledger::{Plan, PlannedClass, Term, table};
+use crate::classes::{Layout, RecordClass, slot_bytes};
+use crate::hint::{self, Floor};
+use crate::ledger::{Plan, PlannedClass, Term, sum, table};
 
-/// Allocator slack, stacks and buffers of the reader threads, terminal, growth of the process after it was measured.
+/// What cannot be counted ahead and does not grow with the model: touched pages of thread stacks and of the
+/// allocator's per-thread arenas (tens of KiB for each of some dozen threads), code that is first run after the
+/// process was measured, terminal and file buffers.
 const MARGIN: Bytes = Bytes::mib(4);
-/// Page tables and kernel structures grow with what is mapped: 1 in 256.
+/// What grows with what is allocated: page tables (8 bytes a page of 4 KiB are 1 in 512) and rounding to pages, so
+/// 1 in 256 of every other term.
 const MARGIN_SHARE: u64 = 256;
 /// Scratch of a pass may take one part in this many of what the fixed terms leave.
 const SCRATCH_SHARE: u64 = 10;
-/// Records of different sizes share one class while padding stays below one part in this many.
-const PADDING_SHARE: u64 = 33;
-
-/// Expert records of one size.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RecordClass {
-    /// What a slot for them needs.
-    pub slot_bytes: u64,
-    /// How many there are.
-    pub records: u64,
-}
 
 /// What is to be planned.
 pub struct PlanInput<'a> {
@@ -33,7 +30,7 @@ pub struct PlanInput<'a> {
     pub model: String,
     /// What the process may use.
     pub budget: Budget,
-    /// What it uses already, measured.
+    /// What it uses already, measured before anything is reserved.
     pub process_base: Bytes,
     /// Weights that stay in memory.
     pub resident: Vec<Term>,
@@ -43,11 +40,11 @@ pub struct PlanInput<'a> {
     pub state: Bytes,
     /// Positions to reserve.
     pub context: u32,
-    /// Whether the user did not ask for that many, so that fewer may be suggested.
+    /// Whether that is a default and not what the user asked for.
     pub context_is_default: bool,
-    /// Scratch of a pass of so many rows.
+    /// Scratch of a pass of so many rows; more rows need no less.
     pub scratch: &'a dyn Fn(u32) -> Vec<Term>,
-    /// Pass lengths to choose from, longest first.
+    /// Pass lengths to choose from, in any order. The closer together, the less stays unused.
     pub passes: &'a [u32],
     /// Routed experts by record size.
     pub records: Vec<RecordClass>,
@@ -61,7 +58,7 @@ pub struct PlanInput<'a> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
     /// Even the smallest plan needs more.
-    #[error("{} is too little memory for {model}\n{}\nhint: use {hint}", budget, table(terms, *total))]
+    #[error("{budget} is too little memory for {model}\n{}\nhint: {hint}", table(terms, *total, ""))]
     TooSmall {
         /// Name of the model.
         model: String,
@@ -75,7 +72,9 @@ pub enum PlanError {
         hint: String,
     },
     /// So few slots cannot serve one token.
-    #[error("{slots} slots are too few: a layer needs {needed} of its size; leave `--slots` out or raise it")]
+    #[error(
+        "{slots} slots are too few: one token needs {needed}\n\nhint: use `--slots {needed}`, or leave it out"
+    )]
     TooFewSlots {
         /// What was asked for.
         slots: u64,
@@ -92,48 +91,94 @@ pub enum PlanError {
 /// # Panics
 /// If there are no pass lengths or no records.
 pub fn plan(input: &PlanInput<'_>) -> Result<Plan, PlanError> {
-    let shortest = *input.passes.iter().min().expect("at least one pass length");
-    let floor_slots = floor_classes(input);
-    let floor = terms(input, input.context, shortest, &floor_slots);
-    let floor_total = sum(&floor);
-    if floor_total > input.budget.bytes {
-        return Err(too_small(input, floor, shortest, &floor_slots));
-    }
-    let fixed = sum(&fixed_terms(input, input.context));
-    let left = input.budget.bytes.saturating_sub(fixed);
-    let scratch_cap = Bytes(left.0 / SCRATCH_SHARE);
-    let fits = |rows: &&u32| {
-        let with_floor = sum(&terms(input, input.context, **rows, &floor_slots));
-        sum(&(input.scratch)(**rows)) <= scratch_cap && with_floor <= input.budget.bytes
+    let layout = Layout::of(&input.records, input.top_k);
+    let shortest = *input.passes.iter().min().expect("there is a pass length");
+    let least = match input.slots {
+        Some(slots) => exactly(&layout, u64::from(slots))?,
+        None => layout.floor(),
     };
-    let pass_rows = input.passes.iter().find(fits).copied().unwrap_or(shortest);
+    let floor = Floor { pass_rows: shortest, classes: least };
+    let floor_total = floor.total(input, input.context);
+    let Some(left) = left_by_fixed(input).filter(|_| floor_total <= input.budget.bytes) else {
+        return Err(too_small(input, &layout, &floor));
+    };
+    let passes = Passes::of(input);
+    let least_slots = gross(slot_bytes(&floor.classes));
+    let set_aside = Bytes(left.0 / SCRATCH_SHARE)
+        .clamp(passes.shortest(), passes.longest())
+        .min(left.saturating_sub(least_slots));
     let classes = match input.slots {
-        Some(slots) => exact_slots(input, u64::from(slots))?,
-        None => {
-            let other = sum(&terms(input, input.context, pass_rows, &[]));
-            spread(input, input.budget.bytes.saturating_sub(other), &floor_slots)
-        }
+        Some(_) => floor.classes,
+        None => layout.fill(net(left.saturating_sub(set_aside))),
     };
+    let full = classes.iter().all(|class| class.slots == class.records);
+    let for_scratch =
+        if full { left.saturating_sub(gross(slot_bytes(&classes))) } else { set_aside };
+    let pass_rows = passes.within(for_scratch);
+    Ok(finish(input, pass_rows, classes, floor_total))
+}
+
+fn finish(input: &PlanInput<'_>, pass_rows: u32, classes: Vec<PlannedClass>, floor: Bytes) -> Plan {
     let terms = terms(input, input.context, pass_rows, &classes);
     let total = sum(&terms);
-    if total > input.budget.bytes {
-        return Err(too_small(input, terms, pass_rows, &classes));
-    }
-    Ok(Plan {
+    assert!(total <= input.budget.bytes, "the terms were chosen to fit");
+    let count = |of: fn(&PlannedClass) -> u64| classes.iter().map(of).sum::<u64>() as f64;
+    Plan {
         model: input.model.clone(),
         budget: input.budget.clone(),
         context: input.context,
         pass_rows,
-        classes,
         details: input.resident.iter().cloned().chain((input.scratch)(pass_rows)).collect(),
         total,
         terms,
-        floor: floor_total,
-    })
+        floor,
+        share: count(|class| class.slots) / count(|class| class.records),
+        classes,
+    }
 }
 
-fn sum(terms: &[Term]) -> Bytes {
-    terms.iter().map(|term| term.bytes).sum()
+/// Bytes together with their share of the margin.
+fn gross(bytes: Bytes) -> Bytes {
+    Bytes(bytes.0.saturating_add(bytes.0.div_ceil(MARGIN_SHARE)))
+}
+
+/// The most bytes whose [`gross`] is no more than `gross`.
+fn net(gross: Bytes) -> Bytes {
+    let share = u128::from(MARGIN_SHARE);
+    Bytes((u128::from(gross.0) * share / (share + 1)) as u64)
+}
+
+/// What is left for scratch and slots, their share of the margin included.
+fn left_by_fixed(input: &PlanInput<'_>) -> Option<Bytes> {
+    let fixed = gross(sum(&fixed_terms(input, input.context))).0.checked_add(MARGIN.0)?;
+    input.budget.bytes.0.checked_sub(fixed).map(Bytes)
+}
+
+/// Pass lengths and what they cost, shortest first.
+struct Passes(Vec<(u32, Bytes)>);
+
+impl Passes {
+    fn of(input: &PlanInput<'_>) -> Self {
+        let cost = |rows: &u32| (*rows, gross(sum(&(input.scratch)(*rows))));
+        let mut passes: Vec<_> = input.passes.iter().map(cost).collect();
+        passes.sort_unstable();
+        Self(passes)
+    }
+
+    fn shortest(&self) -> Bytes {
+        self.0.first().expect("there is a pass length").1
+    }
+
+    /// At least [`Self::shortest`], should scratch not grow with the pass.
+    fn longest(&self) -> Bytes {
+        self.0.iter().map(|(_, cost)| *cost).max().expect("there is a pass length")
+    }
+
+    /// The longest that costs no more.
+    fn within(&self, bytes: Bytes) -> u32 {
+        let fits = self.0.iter().rfind(|(_, cost)| *cost <= bytes);
+        fits.unwrap_or(&self.0[0]).0
+    }
 }
 
 fn fixed_terms(input: &PlanInput<'_>, context: u32) -> Vec<Term> {
@@ -142,119 +187,68 @@ fn fixed_terms(input: &PlanInput<'_>, context: u32) -> Vec<Term> {
         Term::new("resident weights", sum(&input.resident)),
     ];
     if input.kv_bytes_per_token > Bytes::ZERO {
-        let bytes = input.kv_bytes_per_token * u64::from(context);
-        terms.push(Term::new("KV cache", bytes).with_note(format!("{context} tokens")));
+        let bytes = Bytes(input.kv_bytes_per_token.0.saturating_mul(u64::from(context)));
+        let default = input.context_is_default && context == input.context;
+        let why = if default { ", the default" } else { "" };
+        terms.push(Term::new("KV cache", bytes).with_note(format!("{context} tokens{why}")));
     }
     if input.state > Bytes::ZERO {
-        terms.push(Term::new("recurrent state", input.state).with_note("running, and where the next turn begins"));
+        let note = "running, and where the next turn begins";
+        terms.push(Term::new("recurrent state", input.state).with_note(note));
     }
     terms
 }
 
-fn terms(input: &PlanInput<'_>, context: u32, pass_rows: u32, classes: &[PlannedClass]) -> Vec<Term> {
+/// The whole ledger.
+pub(crate) fn terms(
+    input: &PlanInput<'_>,
+    context: u32,
+    pass_rows: u32,
+    classes: &[PlannedClass],
+) -> Vec<Term> {
     let mut terms = fixed_terms(input, context);
     let scratch = sum(&(input.scratch)(pass_rows));
-    terms.push(Term::new("scratch", scratch).with_note(format!("passes of {pass_rows} tokens")));
-    let slots: Bytes = classes.iter().map(|class| Bytes(class.slot_bytes) * class.slots).sum();
-    let margin = MARGIN + Bytes((sum(&terms) + slots).0 / MARGIN_SHARE);
-    terms.push(Term::new("margin", margin).with_note("allocator slack, stacks, page tables"));
+    let slots = slot_bytes(classes);
+    let shares = [sum(&terms), scratch, slots].map(|part| part.0.div_ceil(MARGIN_SHARE));
+    let margin = shares.into_iter().fold(MARGIN.0, u64::saturating_add);
     let of = |class: &PlannedClass| format!("{} of {}", class.slots, Bytes(class.slot_bytes));
-    let note = classes.iter().map(of).collect::<Vec<_>>().join(", ");
-    terms.push(Term::new("slots", slots).with_note(note));
+    let sizes: Vec<String> = classes.iter().map(of).collect();
+    terms.extend([
+        Term::new("scratch", scratch).with_note(format!("passes of {pass_rows} tokens")),
+        Term::new("margin", Bytes(margin)).with_note("allocator slack, stacks, page tables"),
+        Term::new("slots", slots).with_note(sizes.join(", ")),
+    ]);
     terms
 }
 
-/// One class for all records while that wastes little, else a class per size.
-fn classes_of(input: &PlanInput<'_>) -> Vec<RecordClass> {
-    let largest = input.records.iter().map(|class| class.slot_bytes).max().expect("a model has experts");
-    let records: u64 = input.records.iter().map(|class| class.records).sum();
-    let exact: u64 = input.records.iter().map(|class| class.slot_bytes * class.records).sum();
-    if (largest * records - exact) * PADDING_SHARE < exact {
-        return vec![RecordClass { slot_bytes: largest, records }];
-    }
-    let mut classes = input.records.clone();
-    classes.sort_by_key(|class| class.slot_bytes);
-    classes
+fn exactly(layout: &Layout, slots: u64) -> Result<Vec<PlannedClass>, PlanError> {
+    layout.exactly(slots).ok_or_else(|| PlanError::TooFewSlots { slots, needed: layout.fewest() })
 }
 
-/// The fewest slots: one token's experts and one more, in every class.
-fn floor_classes(input: &PlanInput<'_>) -> Vec<PlannedClass> {
-    let floor = u64::from(input.top_k) + 1;
-    let class = |class: RecordClass| PlannedClass {
-        slots: floor.min(class.records),
-        slot_bytes: class.slot_bytes,
-        records: class.records,
-    };
-    let separate: Vec<_> = classes_of(input).into_iter().map(class).collect();
-    // One class of the largest size may need less than the floors of many.
-    let largest = separate.iter().map(|class| class.slot_bytes).max().expect("a model has experts");
-    let records = separate.iter().map(|class| class.records).sum();
-    let merged = vec![PlannedClass { slots: floor.min(records), slot_bytes: largest, records }];
-    let bytes = |classes: &[PlannedClass]| classes.iter().map(|c| c.slots * c.slot_bytes).sum::<u64>();
-    if bytes(&merged) < bytes(&separate) { merged } else { separate }
-}
-
-/// Slots for `available` bytes and their share of the margin, in proportion to the records of each class.
-fn spread(input: &PlanInput<'_>, available: Bytes, floor: &[PlannedClass]) -> Vec<PlannedClass> {
-    let usable = available.0 / (MARGIN_SHARE + 1) * MARGIN_SHARE;
-    let classes = classes_of(input);
-    let records: u64 = classes.iter().map(|class| class.records).sum();
-    let payload: u64 = classes.iter().map(|class| class.records * class.slot_bytes).sum();
-    let minimum = u64::from(input.top_k) + 1;
-    let share = |class: &RecordClass| {
-        let slots = (u128::from(usable) * u128::from(class.records) / u128::from(payload)) as u64;
-        PlannedClass { slots: slots.min(class.records), slot_bytes: class.slot_bytes, records: class.records }
-    };
-    let mut planned: Vec<PlannedClass> = classes.iter().map(share).collect();
-    if planned.iter().any(|class| class.slots < minimum.min(class.records)) {
-        // A class would fall below its floor: all records share the largest size, or the floor itself.
-        let slot_bytes = classes.iter().map(|class| class.slot_bytes).max().expect("a model has experts");
-        let slots = (usable / slot_bytes).min(records);
-        return if slots >= minimum.min(records) { vec![PlannedClass { slots, slot_bytes, records }] } else { floor.to_vec() };
+fn too_small(input: &PlanInput<'_>, layout: &Layout, floor: &Floor) -> PlanError {
+    let mut terms = terms(input, input.context, floor.pass_rows, &floor.classes);
+    if input.slots.is_none() {
+        let slots = terms.last_mut().expect("slots are the last term");
+        "slots, smallest".clone_into(&mut slots.name);
     }
-    // What rounding left goes to the classes in order, a slot at a time.
-    let mut left = usable - planned.iter().map(|class| class.slots * class.slot_bytes).sum::<u64>();
-    for class in planned.iter_mut().rev() {
-        while class.slots < class.records && class.slot_bytes <= left {
-            class.slots += 1;
-            left -= class.slot_bytes;
+    let mut hints = hint::context(input, floor).into_iter().collect::<Vec<_>>();
+    if input.slots.is_some() {
+        let fewest = Floor { classes: layout.floor(), ..floor.clone() };
+        let left = left_by_fixed(input);
+        let scratch = gross(sum(&(input.scratch)(floor.pass_rows)));
+        if let (Some(left), true) = (left, fewest.fits(input)) {
+            let fitting = layout.fill(net(left.saturating_sub(scratch)));
+            let slots: u64 = fitting.iter().map(|class| class.slots).sum();
+            hints.push(format!("`--slots {slots}`"));
         }
     }
-    planned
-}
-
-/// As many slots as asked for.
-fn exact_slots(input: &PlanInput<'_>, slots: u64) -> Result<Vec<PlannedClass>, PlanError> {
-    let classes = classes_of(input);
-    let slot_bytes = classes.iter().map(|class| class.slot_bytes).max().expect("a model has experts");
-    let records: u64 = classes.iter().map(|class| class.records).sum();
-    let needed = (u64::from(input.top_k) + 1).min(records);
-    if slots < needed {
-        return Err(PlanError::TooFewSlots { slots, needed });
-    }
-    Ok(vec![PlannedClass { slots: slots.min(records), slot_bytes, records }])
-}
-
-fn too_small(input: &PlanInput<'_>, terms_found: Vec<Term>, pass_rows: u32, classes: &[PlannedClass]) -> PlanError {
-    let total = sum(&terms_found);
-    let mut hints = Vec::new();
-    // Halve the context until it fits, but not below one pass.
-    let mut context = input.context / 2;
-    while context >= 64 {
-        let total = sum(&terms(input, context, pass_rows.min(context.next_multiple_of(64)), classes));
-        if total <= input.budget.bytes {
-            hints.push(format!("`--context {context}` ({total} in total)"));
-            break;
-        }
-        context /= 2;
-    }
-    hints.push(format!("`--memory {}MiB`", total.0.div_ceil(1 << 20)));
+    let total = sum(&terms);
     PlanError::TooSmall {
         model: input.model.clone(),
         budget: input.budget.bytes,
-        terms: terms_found,
+        hint: hint::text(hints, total, &input.budget),
+        terms,
         total,
-        hint: hints.join(" or "),
     }
 }
 
