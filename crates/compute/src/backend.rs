@@ -162,7 +162,7 @@ pub struct SequenceShape {
     pub recurrent: Option<RecurrentShape>,
 }
 
-/// Rotary embedding: NeoX halves over the first `rotary_dim` values of a head.
+/// Rotary embedding: halves as in GPT-NeoX over the first `rotary_dim` values of a head.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RopeSpec {
     /// Values of a head that rotate.
@@ -199,8 +199,11 @@ pub struct Heads {
     pub stride: usize,
 }
 
-/// One recorded operation. Buffers are `[rows of the pass, width]`; all rows of the pass unless `rows` says less.
+/// One recorded operation.
+///
+/// Buffers are `[rows of the pass, width]`; all rows of the pass unless `rows` says less.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(missing_docs, reason = "the text of a variant says what its fields are")]
 pub enum Op {
     /// `out[r] = table[token of r]`.
     Embed { table: WeightId, out: BufferId },
@@ -300,6 +303,7 @@ pub struct RouterShape {
 
 /// Why computing stopped.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages name the fields")]
 pub enum ComputeError {
     /// A router's logits hold NaN or infinity: a damaged checkpoint or a kernel bug.
     #[error(
@@ -319,12 +323,21 @@ pub trait Backend: Send {
     // Memory.
 
     /// Memory for a weight, zeroed; fill it through [`Self::weight_memory`] before the first pass.
+    ///
+    /// # Errors
+    /// [`ComputeError::OutOfMemory`].
     fn alloc_weight(&mut self, shape: MatrixShape) -> Result<WeightId, ComputeError>;
     /// Where the bytes of a weight go. Page-aligned, at least the weight's bytes rounded up to 4096.
     fn weight_memory(&mut self, weight: WeightId) -> (NonNull<u8>, usize);
     /// An activation buffer for passes of up to `max_rows` rows.
+    ///
+    /// # Errors
+    /// [`ComputeError::OutOfMemory`].
     fn alloc_buffer(&mut self, max_rows: usize, width: usize) -> Result<BufferId, ComputeError>;
     /// Room for the choices and the expert outputs of `max_rows` rows.
+    ///
+    /// # Errors
+    /// [`ComputeError::OutOfMemory`].
     fn alloc_router(
         &mut self,
         max_rows: usize,
@@ -333,15 +346,24 @@ pub trait Backend: Send {
     /// Rotary tables.
     fn alloc_rope(&mut self, spec: RopeSpec) -> RopeId;
     /// Memory for the slots of the pool, class after class, committed lazily. Once per backend.
+    ///
+    /// # Errors
+    /// [`ComputeError::OutOfMemory`].
     fn alloc_slots(&mut self, classes: &[SlotClass]) -> Result<(), ComputeError>;
     /// Where the bytes of a slot go.
     fn slot_memory(&self, slot: SlotIndex) -> (NonNull<u8>, usize);
     /// A new sequence at position 0. All sequences of a backend share a shape.
+    ///
+    /// # Errors
+    /// [`ComputeError::OutOfMemory`].
     fn open_sequence(&mut self, shape: SequenceShape) -> Result<SequenceId, ComputeError>;
     /// Frees a sequence and its snapshots.
     fn close_sequence(&mut self, sequence: SequenceId);
     /// Copies the recurrent state as it is after everything recorded so far. (The KV cache needs no copy: a
     /// sequence is cut by giving its next row a smaller position.)
+    ///
+    /// # Errors
+    /// [`ComputeError::OutOfMemory`].
     fn snapshot(&mut self, sequence: SequenceId) -> Result<SnapshotId, ComputeError>;
     /// Puts a snapshot back; it stays usable.
     fn rollback(&mut self, sequence: SequenceId, snapshot: SnapshotId);

@@ -5,15 +5,66 @@ use std::ops::Range;
 
 use units::LayerIndex;
 
-use super::{Buffer, HostBackend, Run};
-use crate::backend::{BufferId, DeltaParams, Heads, Op, RouterHandle, SharedOutput, WeightId};
+use super::memory::{Floats, SlotMemory};
+use super::residency::Residency;
+use super::{Buffer, HostBackend, Router, Run};
+use crate::backend::{
+    BufferId, DeltaParams, Heads, Op, Routed, RouterHandle, SharedOutput, WeightId,
+};
 use crate::kernels::{
     Attend, Combine, DeltaRule, ExpertGroup, Experts, HeadNormRope, Kernels, Pair, ShortConv,
 };
 
 /// Takes a buffer out, so that others can be read while it is written.
-fn take(buffers: &mut [Buffer], id: BufferId) -> Vec<f32> {
+fn take(buffers: &mut [Buffer], id: BufferId) -> Floats {
     std::mem::take(&mut buffers[id.0 as usize].data)
+}
+
+/// Marks the routed pairs of `n_rows` rows that can be run now and have not been, and lists them: pairs of an expert
+/// stand together, in order.
+fn claim(
+    router: &mut Router,
+    n_rows: usize,
+    residency: &Residency,
+    layer: LayerIndex,
+    pairs: &mut Vec<Pair>,
+) {
+    let Router { shape, routes, done, .. } = router;
+    pairs.clear();
+    for output in 0..n_rows * shape.top_k {
+        if !done[output] && residency.get(layer, routes[output].expert).is_some() {
+            done[output] = true;
+            pairs.push(Pair { row: output / shape.top_k, output });
+        }
+    }
+    pairs.sort_unstable_by_key(|pair| (routes[pair.output].expert, pair.output));
+}
+
+/// One group for each expert of `pairs`, with the bytes of its slot.
+fn group<'a>(
+    pairs: &[Pair],
+    routes: &[Routed],
+    (slots, residency, layer): (&'a SlotMemory, &Residency, LayerIndex),
+    groups: &mut Vec<ExpertGroup<'a>>,
+) {
+    let mut first_pair = 0;
+    for pairs in pairs.chunk_by(|a, b| routes[a.output].expert == routes[b.output].expert) {
+        let expert = routes[pairs[0].output].expert;
+        let resident = residency.get(layer, expert).expect("only resident experts are claimed");
+        // SAFETY: the expert is published: its read is complete, and nothing writes into its slot before it is
+        // unpublished and every epoch that used it is complete, which is after this operation.
+        let slot = unsafe { slots.published(resident.slot.get()) };
+        let n_pairs = pairs.len();
+        groups.push(ExpertGroup { slot, matrices: resident.matrices, first_pair, n_pairs });
+        first_pair += n_pairs;
+    }
+}
+
+/// The allocation of a vector, for groups that borrow something else.
+fn recycle<'b>(mut groups: Vec<ExpertGroup<'_>>) -> Vec<ExpertGroup<'b>> {
+    groups.clear();
+    // The standard library collects in place where the layouts agree, so this allocates nothing.
+    groups.into_iter().map(|_| unreachable!("the vector is empty")).collect()
 }
 
 impl<K: Kernels> HostBackend<K> {
@@ -22,7 +73,7 @@ impl<K: Kernels> HostBackend<K> {
         match op {
             Op::Embed { table, out } => self.embed(*table, *out),
             Op::RmsNorm { x, weight, eps, out, rows } => {
-                self.rms_norm(*x, *weight, *eps, *out, rows.clone())
+                self.rms_norm(*x, *weight, *eps, *out, rows.clone());
             }
             Op::MatMul { weight, x, out, rows } => self.mat_mul(*weight, *x, *out, rows.clone()),
             Op::HeadNormRope { x, heads, weight, eps, rope } => {
@@ -42,7 +93,7 @@ impl<K: Kernels> HostBackend<K> {
             }
             Op::KvAppend { layer, k, v } => self.kv_append(*layer, *k, *v),
             Op::Attend { layer, q, heads, gated, out } => {
-                self.attend(*layer, *q, *heads, *gated, *out)
+                self.attend(*layer, *q, *heads, *gated, *out);
             }
             Op::ShortConv { layer, x, weight, out } => self.short_conv(*layer, *x, *weight, *out),
             Op::DeltaRule { layer, conv, z, ba, params, out } => {
@@ -86,6 +137,7 @@ impl<K: Kernels> HostBackend<K> {
             let bytes = matrix.row_bytes();
             for (row, out) in this.rows.iter().zip(out.chunks_exact_mut(width)) {
                 let token = row.token as usize;
+                assert!(token < matrix.n_out, "token {token} of {}", matrix.n_out);
                 quant::decode_row(
                     matrix.block_type,
                     &matrix.bytes[token * bytes..(token + 1) * bytes],
@@ -237,49 +289,23 @@ impl<K: Kernels> HostBackend<K> {
     /// Runs every routed pair whose expert is resident and that was not run yet, expert by expert.
     fn experts(&mut self, layer: LayerIndex, x: BufferId, router: RouterHandle) {
         let n_rows = self.rows.len();
-        let mut pairs = std::mem::take(&mut self.pairs);
-        pairs.clear();
-        let router_index = router.0 as usize;
-        let top_k = self.routers[router_index].shape.top_k;
-        for output in 0..n_rows * top_k {
-            let router = &self.routers[router_index];
-            if !router.done[output] && self.residency.get(layer, &router.routes[output]).is_some() {
-                self.routers[router_index].done[output] = true;
-                pairs.push(Pair { row: output / top_k, output });
-            }
+        let router = &mut self.routers[router.0 as usize];
+        claim(router, n_rows, &self.residency, layer, &mut self.pairs);
+        if self.pairs.is_empty() {
+            return;
         }
-        let mut outputs = std::mem::take(&mut self.routers[router_index].outputs);
-        let routes = &self.routers[router_index].routes;
-        // Pairs of an expert stand together; inside an expert they keep their order.
-        pairs.sort_unstable_by_key(|pair| (routes[pair.output].expert, pair.output));
-        let groups: Vec<ExpertGroup<'_>> = pairs
-            .chunk_by(|a, b| routes[a.output].expert == routes[b.output].expert)
-            .scan(0, |first_pair, group| {
-                let resident =
-                    self.residency.get(layer, &routes[group[0].output]).expect("checked above");
-                // SAFETY: the expert is published: its read is complete, and the pool gives its slot to no other read
-                // before `unpublish`, which runs on this thread after this operation.
-                let slot = unsafe { self.slots.published(resident.slot.get()) };
-                let matrices = resident.matrices;
-                let group =
-                    ExpertGroup { slot, matrices, first_pair: *first_pair, n_pairs: group.len() };
-                *first_pair += group.n_pairs;
-                Some(group)
-            })
-            .collect();
-        if !groups.is_empty() {
-            let Buffer { width: hidden, data } = &self.buffers[x.0 as usize];
-            self.kernels.experts(Experts {
-                x: &data[..n_rows * hidden],
-                hidden: *hidden,
-                width: self.routers[router_index].shape.expert_width,
-                groups: &groups,
-                pairs: &pairs,
-                outputs: &mut outputs,
-            });
-        }
-        self.routers[router_index].outputs = outputs;
-        self.pairs = pairs;
+        let mut groups = recycle(std::mem::take(&mut self.groups));
+        group(&self.pairs, &router.routes, (&self.slots, &self.residency, layer), &mut groups);
+        let Buffer { width: hidden, data } = &self.buffers[x.0 as usize];
+        self.kernels.experts(Experts {
+            x: &data[..n_rows * hidden],
+            hidden: *hidden,
+            width: router.shape.expert_width,
+            groups: &groups,
+            pairs: &self.pairs,
+            outputs: &mut router.outputs,
+        });
+        self.groups = recycle(groups);
     }
 
     fn combine(&mut self, router: RouterHandle, shared: Option<SharedOutput>, to: BufferId) {

@@ -1,6 +1,7 @@
 //! Memory from the operating system: page-aligned, zeroed, committed when it is first touched.
 #![allow(unsafe_code, reason = "maps and unmaps pages, and views them as slices")]
 
+use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
 use crate::backend::ComputeError;
@@ -18,14 +19,15 @@ pub(crate) struct Region {
 
 // SAFETY: a region owns its pages; access follows `&` and `&mut` like that of a `Vec`.
 unsafe impl Send for Region {}
-// SAFETY: as above; there is no interior mutability behind `&Region` except through raw pointers whose users prove it.
-unsafe impl Sync for Region {}
 
 impl Region {
+    /// Nothing.
+    const EMPTY: Self = Self { base: NonNull::dangling(), len: 0 };
+
     /// At least `bytes` zeroed bytes.
     pub(crate) fn new(what: &'static str, bytes: usize) -> Result<Self, ComputeError> {
         if bytes == 0 {
-            return Ok(Self { base: NonNull::dangling(), len: 0 });
+            return Ok(Self::EMPTY);
         }
         let error = ComputeError::OutOfMemory { what, bytes };
         let len = bytes.checked_next_multiple_of(PAGE).ok_or_else(|| error.clone())?;
@@ -104,6 +106,45 @@ impl Drop for Region {
     }
 }
 
+/// Floats in pages of their own. The default is none.
+#[derive(Debug)]
+pub(crate) struct Floats {
+    region: Region,
+    len: usize,
+}
+
+impl Floats {
+    /// `n` zeros.
+    pub(crate) fn zeroed(what: &'static str, n: usize) -> Result<Self, ComputeError> {
+        Ok(Self { region: Region::new(what, n.saturating_mul(4))?, len: n })
+    }
+
+    /// Bytes of memory.
+    pub(crate) const fn bytes(&self) -> u64 {
+        self.region.len as u64
+    }
+}
+
+impl Default for Floats {
+    fn default() -> Self {
+        Self { region: Region::EMPTY, len: 0 }
+    }
+}
+
+impl Deref for Floats {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        self.region.f32s(self.len)
+    }
+}
+
+impl DerefMut for Floats {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        self.region.f32s_mut(self.len)
+    }
+}
+
 /// The slots of the pool: one mapping, cut into strides.
 #[derive(Debug)]
 pub(crate) struct SlotMemory {
@@ -114,7 +155,7 @@ pub(crate) struct SlotMemory {
 
 impl SlotMemory {
     pub(crate) const fn none() -> Self {
-        Self { region: Region { base: NonNull::dangling(), len: 0 }, slots: Vec::new() }
+        Self { region: Region::EMPTY, slots: Vec::new() }
     }
 
     /// Slots class after class, `(how many, stride)` each.
@@ -172,6 +213,16 @@ mod tests {
         assert_eq!(Region::new("test", 0).unwrap().bytes(0), []);
         assert!(Region::new("test", usize::MAX).is_err());
         assert!(Region::new("test", 1 << 60).is_err());
+    }
+
+    #[test]
+    fn floats_are_zeros_that_can_be_written() {
+        let mut floats = Floats::zeroed("test", 1025).unwrap();
+        assert_eq!((floats.len(), floats.bytes(), floats.iter().sum::<f32>()), (1025, 8192, 0.0));
+        floats[1024] = 2.0;
+        assert_eq!(floats.last(), Some(&2.0));
+        assert!(Floats::default().is_empty());
+        assert!(Floats::zeroed("test", usize::MAX / 2).is_err());
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! What backends on the host share: memory, residency, and the order of operations.
 //!
 //! Recorded operations wait in a queue; `submit` runs it to its end on the caller's thread (and the kernels' own),
-//! so an epoch is complete as soon as it is given out.
+//! so an epoch is complete as soon as it is given out. Residency changes wait in the same queue: they never make the
+//! caller wait, who has reads to put in flight while resident experts have yet to be computed.
 
 mod execute;
 pub(crate) mod memory;
+mod residency;
 mod rope;
 mod sequence;
 
@@ -15,14 +17,15 @@ use std::ptr::NonNull;
 
 use quant::BlockType;
 use quant::slot::ExpertMatrices;
-use units::{Epoch, ExpertKey, LayerIndex, SlotIndex};
+use units::{Epoch, ExpertIndex, ExpertKey, LayerIndex, SlotIndex};
 
 use crate::backend::{
     Backend, BufferId, ComputeError, KvType, MatrixShape, Moe, Op, Role, RopeId, RopeSpec, Routed,
     RouterHandle, RouterShape, Row, SequenceId, SequenceShape, SlotClass, SnapshotId, WeightId,
 };
-use crate::kernels::{BadLogit, Kernels, Matrix, Pair};
-use memory::{Region, SlotMemory};
+use crate::kernels::{BadLogit, ExpertGroup, Kernels, Matrix, Pair};
+use memory::{Floats, Region, SlotMemory};
+use residency::{Residency, Resident};
 use rope::Rope;
 use sequence::{Recurrent, Sequence};
 
@@ -46,7 +49,7 @@ impl Weight {
 
 struct Buffer {
     width: usize,
-    data: Vec<f32>,
+    data: Floats,
 }
 
 /// One routing decision: choices, which of them have been run, their outputs.
@@ -54,14 +57,15 @@ struct Router {
     shape: RouterShape,
     routes: Vec<Routed>,
     done: Vec<bool>,
-    outputs: Vec<f32>,
+    outputs: Floats,
     bad: Option<BadLogit>,
 }
 
-#[derive(Clone, Copy)]
-struct Resident {
-    slot: SlotIndex,
-    matrices: ExpertMatrices,
+/// What the next submit runs, in order.
+enum Queued {
+    Op(Op),
+    Publish(ExpertKey, Resident),
+    Unpublish(ExpertKey),
 }
 
 /// Consecutive rows of one sequence.
@@ -71,16 +75,6 @@ struct Run {
     rows: Range<usize>,
     first_position: usize,
     role: Role,
-}
-
-/// Where every published expert is, by layer and expert.
-#[derive(Default)]
-struct Residency(Vec<Vec<Option<Resident>>>);
-
-impl Residency {
-    fn get(&self, layer: LayerIndex, routed: &Routed) -> Option<Resident> {
-        *self.0.get(layer.get())?.get(routed.expert.get())?
-    }
 }
 
 /// A backend on host memory with the arithmetic of `K`.
@@ -97,9 +91,10 @@ pub(crate) struct HostBackend<K> {
     snapshots: Vec<Option<(SequenceId, Recurrent)>>,
     rows: Vec<Row>,
     runs: Vec<Run>,
-    queue: Vec<Op>,
+    queue: Vec<Queued>,
     /// Work space of the expert operation.
     pairs: Vec<Pair>,
+    groups: Vec<ExpertGroup<'static>>,
     epoch: Epoch,
 }
 
@@ -120,14 +115,19 @@ impl<K: Kernels> HostBackend<K> {
             runs: Vec::new(),
             queue: Vec::new(),
             pairs: Vec::new(),
+            groups: Vec::new(),
             epoch: Epoch(0),
         }
     }
 
     fn run_queue(&mut self) {
         let mut queue = std::mem::take(&mut self.queue);
-        for op in queue.drain(..) {
-            self.execute(&op);
+        for queued in queue.drain(..) {
+            match queued {
+                Queued::Op(op) => self.execute(&op),
+                Queued::Publish(key, resident) => self.residency.publish(key, resident),
+                Queued::Unpublish(key) => self.residency.unpublish(key),
+            }
         }
         // Nothing is recorded while the queue runs; its allocation is kept.
         self.queue = queue;
@@ -143,6 +143,38 @@ impl<K: Kernels> HostBackend<K> {
     }
 }
 
+/// Cuts the rows of a pass into runs, one per sequence.
+///
+/// # Panics
+/// If the rows of a sequence are not consecutive, or do not share a role.
+fn split_runs(rows: &[Row], runs: &mut Vec<Run>) {
+    runs.clear();
+    for (index, row) in rows.iter().enumerate() {
+        let position = row.position as usize;
+        match runs.last_mut() {
+            Some(run) if run.sequence == row.sequence => {
+                assert!(run.role == row.role, "rows of a sequence share a role");
+                assert_eq!(
+                    run.first_position + run.rows.len(),
+                    position,
+                    "rows of a sequence are consecutive"
+                );
+                run.rows.end = index + 1;
+            }
+            _ => {
+                let seen = runs.iter().any(|run| run.sequence == row.sequence);
+                assert!(!seen, "rows of a sequence stand together");
+                runs.push(Run {
+                    sequence: row.sequence,
+                    rows: index..index + 1,
+                    first_position: position,
+                    role: row.role,
+                });
+            }
+        }
+    }
+}
+
 /// Puts a value into the first free place.
 fn insert<T>(places: &mut Vec<Option<T>>, value: T) -> u32 {
     let index = places.iter().position(Option::is_none).unwrap_or_else(|| {
@@ -151,16 +183,6 @@ fn insert<T>(places: &mut Vec<Option<T>>, value: T) -> u32 {
     });
     places[index] = Some(value);
     index as u32
-}
-
-/// A zeroed vector, or an error instead of an abort.
-fn zeroed(what: &'static str, len: usize) -> Result<Vec<f32>, ComputeError> {
-    let error = ComputeError::OutOfMemory { what, bytes: len.saturating_mul(4) };
-    if len.checked_mul(4).is_none_or(|bytes| isize::try_from(bytes).is_err()) {
-        return Err(error);
-    }
-    // Zeroed by the allocator, so pages are committed when they are first used.
-    Ok(vec![0.0; len])
 }
 
 impl<K: Kernels> Backend for HostBackend<K> {
@@ -184,7 +206,7 @@ impl<K: Kernels> Backend for HostBackend<K> {
     }
 
     fn alloc_buffer(&mut self, max_rows: usize, width: usize) -> Result<BufferId, ComputeError> {
-        let data = zeroed("activations", max_rows.saturating_mul(width))?;
+        let data = Floats::zeroed("activations", max_rows.saturating_mul(width))?;
         self.buffers.push(Buffer { width, data });
         Ok(BufferId(self.buffers.len() as u32 - 1))
     }
@@ -197,21 +219,24 @@ impl<K: Kernels> Backend for HostBackend<K> {
         let pairs = max_rows.saturating_mul(shape.top_k);
         self.routers.push(Router {
             shape,
-            routes: vec![Routed { expert: units::ExpertIndex(0), weight: 0.0 }; pairs],
+            routes: vec![Routed { expert: ExpertIndex(0), weight: 0.0 }; pairs],
             done: vec![false; pairs],
-            outputs: zeroed("expert outputs", pairs.saturating_mul(shape.hidden))?,
+            outputs: Floats::zeroed("expert outputs", pairs.saturating_mul(shape.hidden))?,
             bad: None,
         });
         Ok(RouterHandle(self.routers.len() as u32 - 1))
     }
 
     fn alloc_rope(&mut self, spec: RopeSpec) -> RopeId {
-        self.ropes.push(Rope::new(&spec));
+        let mut rope = Rope::new(&spec);
+        // The current pass may use it.
+        rope.begin_pass(&self.rows);
+        self.ropes.push(rope);
         RopeId(self.ropes.len() as u32 - 1)
     }
 
     fn alloc_slots(&mut self, classes: &[SlotClass]) -> Result<(), ComputeError> {
-        assert!(self.residency.0.is_empty(), "slots are allocated before anything is published");
+        assert!(self.residency.is_untouched(), "slots are allocated before anything is published");
         self.slots = SlotMemory::new(classes.iter().map(|class| (class.slots, class.stride)))?;
         Ok(())
     }
@@ -235,7 +260,7 @@ impl<K: Kernels> Backend for HostBackend<K> {
 
     fn snapshot(&mut self, sequence: SequenceId) -> Result<SnapshotId, ComputeError> {
         self.run_queue();
-        let copy = self.open(sequence).recurrent.clone();
+        let copy = self.open(sequence).recurrent.copy()?;
         Ok(SnapshotId(insert(&mut self.snapshots, (sequence, copy))))
     }
 
@@ -258,61 +283,25 @@ impl<K: Kernels> Backend for HostBackend<K> {
     }
 
     fn publish(&mut self, key: ExpertKey, slot: SlotIndex, matrices: &ExpertMatrices) {
-        self.run_queue();
-        let (layer, expert) = (key.layer.get(), key.expert.get());
-        let layers = &mut self.residency.0;
-        if layers.len() <= layer {
-            layers.resize_with(layer + 1, Vec::new);
-        }
-        let experts = &mut layers[layer];
-        if experts.len() <= expert {
-            experts.resize(expert + 1, None);
-        }
-        experts[expert] = Some(Resident { slot, matrices: *matrices });
+        self.queue.push(Queued::Publish(key, Resident { slot, matrices: *matrices }));
     }
 
     fn unpublish(&mut self, key: ExpertKey) {
-        self.run_queue();
-        let place = self
-            .residency
-            .0
-            .get_mut(key.layer.get())
-            .and_then(|layer| layer.get_mut(key.expert.get()));
-        *place.expect("only what was published is unpublished") = None;
+        self.queue.push(Queued::Unpublish(key));
     }
 
     fn begin_pass(&mut self, rows: &[Row]) {
         self.run_queue();
         self.rows.clear();
         self.rows.extend_from_slice(rows);
-        self.runs.clear();
-        for (index, row) in rows.iter().enumerate() {
-            let position = row.position as usize;
-            match self.runs.last_mut() {
-                Some(run) if run.sequence == row.sequence => {
-                    assert!(run.role == row.role, "rows of a sequence share a role");
-                    assert_eq!(
-                        run.first_position + run.rows.len(),
-                        position,
-                        "rows of a sequence are consecutive"
-                    );
-                    run.rows.end = index + 1;
-                }
-                _ => self.runs.push(Run {
-                    sequence: row.sequence,
-                    rows: index..index + 1,
-                    first_position: position,
-                    role: row.role,
-                }),
-            }
-        }
+        split_runs(rows, &mut self.runs);
         for rope in &mut self.ropes {
             rope.begin_pass(rows);
         }
     }
 
     fn record(&mut self, op: Op) {
-        self.queue.push(op);
+        self.queue.push(Queued::Op(op));
     }
 
     fn moe(
@@ -334,8 +323,8 @@ impl<K: Kernels> Backend for HostBackend<K> {
         let all = self
             .active_routes(router)
             .iter()
-            .all(|routed| self.residency.get(layer, routed).is_some());
-        self.queue.push(Op::Experts { layer, x, router });
+            .all(|routed| self.residency.get(layer, routed.expert).is_some());
+        self.queue.push(Queued::Op(Op::Experts { layer, x, router }));
         Ok(if all { Moe::AllResident } else { Moe::Missing })
     }
 
@@ -344,7 +333,7 @@ impl<K: Kernels> Backend for HostBackend<K> {
     }
 
     fn moe_more(&mut self, layer: LayerIndex, x: BufferId, router: RouterHandle) {
-        self.queue.push(Op::Experts { layer, x, router });
+        self.queue.push(Queued::Op(Op::Experts { layer, x, router }));
     }
 
     fn submit(&mut self) -> Epoch {
@@ -369,12 +358,9 @@ impl<K: Kernels> Backend for HostBackend<K> {
 
     fn allocated_bytes(&mut self) -> u64 {
         let weights: u64 = self.weights.iter().map(|w| w.region.len() as u64).sum();
-        let buffers: u64 = self.buffers.iter().map(|b| 4 * b.data.len() as u64).sum();
-        let routers: u64 = self
-            .routers
-            .iter()
-            .map(|r| 4 * r.outputs.len() as u64 + 9 * r.routes.len() as u64)
-            .sum();
+        let buffers: u64 = self.buffers.iter().map(|b| b.data.bytes()).sum();
+        let routers: u64 =
+            self.routers.iter().map(|r| r.outputs.bytes() + 9 * r.routes.len() as u64).sum();
         let sequences: u64 = self.sequences.iter().flatten().map(Sequence::bytes).sum();
         let snapshots: u64 = self.snapshots.iter().flatten().map(|(_, s)| s.bytes()).sum();
         weights + buffers + routers + sequences + snapshots + self.kernels.allocated_bytes()

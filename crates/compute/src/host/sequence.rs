@@ -3,7 +3,7 @@
 use quant::f32_to_f16;
 
 use crate::backend::{ComputeError, KvType, RecurrentShape, SequenceShape};
-use crate::host::memory::Region;
+use crate::host::memory::{Floats, Region};
 use crate::kernels::KvRows;
 
 /// Keys or values of one layer, `[context, width]`.
@@ -22,7 +22,10 @@ impl Cache {
             KvType::F32 => 4,
         };
         Ok(Self {
-            region: Region::new("the KV cache", element * width * context)?,
+            region: Region::new(
+                "the KV cache",
+                width.saturating_mul(context).saturating_mul(element),
+            )?,
             kind,
             width,
             context,
@@ -32,6 +35,7 @@ impl Cache {
     fn append(&mut self, position: usize, rows: &[f32]) {
         let total = self.width * self.context;
         let range = position * self.width..position * self.width + rows.len();
+        assert!(range.end <= total, "position {position} is inside the context");
         match self.kind {
             KvType::F32 => self.region.f32s_mut(total)[range].copy_from_slice(rows),
             KvType::F16 => {
@@ -52,27 +56,35 @@ impl Cache {
 }
 
 /// Recurrent state of all layers of a sequence.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Default)]
 pub(crate) struct Recurrent {
     /// `[layers, nv, dk, dv]`.
-    state: Vec<f32>,
+    state: Floats,
     /// `[layers, taps - 1, channels]`.
-    conv: Vec<f32>,
+    conv: Floats,
     layers: usize,
 }
 
 impl Recurrent {
-    fn new(shape: Option<&RecurrentShape>) -> Self {
-        let Some(shape) = shape else {
-            return Self { state: Vec::new(), conv: Vec::new(), layers: 0 };
-        };
+    fn new(shape: &RecurrentShape) -> Result<Self, ComputeError> {
         let state = shape.value_heads * shape.key_dim * shape.value_dim;
         let conv = (shape.conv_kernel - 1) * shape.conv_channels();
-        Self {
-            state: vec![0.0; shape.layers * state],
-            conv: vec![0.0; shape.layers * conv],
+        Ok(Self {
+            state: Floats::zeroed("a recurrent state", shape.layers.saturating_mul(state))?,
+            conv: Floats::zeroed("a recurrent state", shape.layers.saturating_mul(conv))?,
             layers: shape.layers,
-        }
+        })
+    }
+
+    /// A copy in memory of its own.
+    pub(crate) fn copy(&self) -> Result<Self, ComputeError> {
+        let mut copy = Self {
+            state: Floats::zeroed("a snapshot", self.state.len())?,
+            conv: Floats::zeroed("a snapshot", self.conv.len())?,
+            layers: self.layers,
+        };
+        copy.copy_from(self);
+        Ok(copy)
     }
 
     pub(crate) fn copy_from(&mut self, other: &Self) {
@@ -98,7 +110,7 @@ impl Recurrent {
     }
 
     pub(crate) fn bytes(&self) -> u64 {
-        4 * (self.state.len() + self.conv.len()) as u64
+        self.state.bytes() + self.conv.bytes()
     }
 }
 
@@ -117,7 +129,10 @@ impl Sequence {
         let caches = || -> Result<Vec<Cache>, ComputeError> {
             (0..shape.kv_layers).map(|_| Cache::new(kv, width, shape.context_tokens)).collect()
         };
-        let recurrent = Recurrent::new(shape.recurrent.as_ref());
+        let recurrent = match &shape.recurrent {
+            Some(shape) => Recurrent::new(shape)?,
+            None => Recurrent::default(),
+        };
         Ok(Self { keys: caches()?, values: caches()?, recurrent, shape })
     }
 

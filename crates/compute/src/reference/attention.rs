@@ -1,6 +1,7 @@
 //! Causal attention of one row and head, in blocks of 64 positions on the absolute grid.
 //!
-//! Source: online softmax, Milakov and Gimelshein 2018 (arXiv:1805.02867), as used by FlashAttention.
+//! Source: online softmax, Milakov and Gimelshein 2018 (arXiv:1805.02867), as in Dao et al. 2022
+//! (arXiv:2205.14135).
 
 use quant::{f16_to_f32, lanes};
 
@@ -47,9 +48,13 @@ pub(crate) fn attend(q: &[f32], head: KvHead<'_>, n_positions: usize, out: &mut 
             max = if *score > max { *score } else { max };
         }
         let correction = exp(before - max);
-        scores.iter_mut().for_each(|score| *score = exp(*score - max));
+        for score in scores.iter_mut() {
+            *score = exp(*score - max);
+        }
         total = total.mul_add(correction, lanes::sum(scores));
-        out.iter_mut().for_each(|y| *y *= correction);
+        for y in out.iter_mut() {
+            *y *= correction;
+        }
         for (i, p) in scores.iter().enumerate() {
             load(head.values, (start + i) * head.width + head.start, row);
             for (y, v) in out.iter_mut().zip(row.iter()) {
@@ -57,7 +62,9 @@ pub(crate) fn attend(q: &[f32], head: KvHead<'_>, n_positions: usize, out: &mut 
             }
         }
     }
-    out.iter_mut().for_each(|y| *y /= total);
+    for y in out.iter_mut() {
+        *y /= total;
+    }
 }
 
 #[inline(always)]

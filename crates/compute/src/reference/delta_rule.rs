@@ -216,7 +216,9 @@ fn carry(n_rows: usize, state: &mut [f32], scratch: &mut Scratch, dk: usize, dv:
         *weight = exp(last - log_decay);
     }
     for (i, s) in state.chunks_exact_mut(dv).enumerate() {
-        s.iter_mut().for_each(|s| *s *= decay);
+        for s in s.iter_mut() {
+            *s *= decay;
+        }
         for t in 0..n_rows {
             let k = scratch.k[t * dk + i] * scratch.beta[t];
             for (s, n) in s.iter_mut().zip(&scratch.n[t * dv..][..dv]) {

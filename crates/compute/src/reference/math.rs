@@ -60,6 +60,8 @@ pub(crate) fn softplus(x: f32) -> f32 {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::float_cmp, reason = "bits are the contract")]
+
     use super::*;
 
     fn ulps(a: f32, exact: f64) -> f64 {

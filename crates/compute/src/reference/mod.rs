@@ -5,6 +5,10 @@
 //! functions inside `#[target_feature]` functions, where the compiler turns the lanes into vector registers without
 //! changing a bit, since Rust never reorders float arithmetic. Only products of quantised blocks have hand-written
 //! SIMD; they are exact integers, and are compared with `quant::dot_q8` bit for bit.
+#![allow(
+    clippy::inline_always,
+    reason = "a definition must be compiled inside the function of the instruction set that calls it"
+)]
 
 pub(crate) mod attention;
 pub(crate) mod combine;
@@ -30,6 +34,8 @@ pub(crate) struct ReferenceKernels {
     delta: delta_rule::Scratch,
     /// A row of whatever the kernel at hand needs.
     row: Vec<f32>,
+    /// `gate · x` and `up · x` of one expert.
+    inner: [Vec<f32>; 2],
 }
 
 impl ReferenceKernels {
@@ -39,6 +45,7 @@ impl ReferenceKernels {
             q8: Q8Row::new(),
             delta: delta_rule::Scratch::default(),
             row: Vec::new(),
+            inner: [Vec::new(), Vec::new()],
         }
     }
 
@@ -167,7 +174,9 @@ impl Kernels for ReferenceKernels {
     }
 
     fn experts(&mut self, job: Experts<'_>) {
-        let (mut gate, mut up) = (vec![0.0; job.width], vec![0.0; job.width]);
+        let [mut gate, mut up] = std::mem::take(&mut self.inner);
+        gate.resize(job.width, 0.0);
+        up.resize(job.width, 0.0);
         for group in job.groups {
             let matrices = &group.matrices;
             for pair in &job.pairs[group.first_pair..group.first_pair + group.n_pairs] {
@@ -180,6 +189,7 @@ impl Kernels for ReferenceKernels {
                 self.mat_vec(Matrix::in_slot(group.slot, &matrices.down), &gate, out);
             }
         }
+        self.inner = [gate, up];
     }
 
     fn combine(&mut self, job: Combine<'_>) {
@@ -198,6 +208,8 @@ impl Kernels for ReferenceKernels {
     }
 
     fn allocated_bytes(&self) -> u64 {
-        4 * self.row.capacity() as u64 + self.delta.bytes()
+        let rows = self.inner.iter().chain([&self.row]).map(Vec::capacity).sum::<usize>();
+        let q8 = self.q8.quants().len() + 4 * self.q8.scales().len() + 2 * self.q8.sums().len();
+        (4 * rows + q8) as u64 + self.delta.bytes()
     }
 }

@@ -28,7 +28,7 @@ fn inverse_rms(x: &[f32], eps: f32) -> f32 {
     1.0 / (mean + eps).sqrt()
 }
 
-/// Rotates the first values of a head, NeoX halves: pair `j` with `j + half`.
+/// Rotates the first values of a head, halves as in GPT-NeoX: pair `j` with `j + half`.
 ///
 /// `angles`: cosines, then as many sines.
 ///
@@ -45,6 +45,8 @@ pub(crate) fn rotate(head: &mut [f32], angles: &[f32]) {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::float_cmp, reason = "bits are the contract")]
+
     use super::*;
 
     #[test]

@@ -44,13 +44,17 @@ pub(crate) fn route(
     }
     if normalize {
         let sum = out.iter().fold(0.0, |sum, routed| sum + routed.weight);
-        out.iter_mut().for_each(|routed| routed.weight /= sum);
+        for routed in out.iter_mut() {
+            routed.weight /= sum;
+        }
     }
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::float_cmp, reason = "bits are the contract")]
+
     use super::*;
 
     fn routed(logits: &[f32], k: usize, normalize: bool) -> Result<Vec<(u32, f32)>, usize> {

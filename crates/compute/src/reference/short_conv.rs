@@ -24,7 +24,9 @@ pub(crate) fn channels(
                 *y = w[tap].mul_add(*u, *y);
             }
         }
-        acc.iter_mut().for_each(|y| *y = silu(*y));
+        for y in acc.iter_mut() {
+            *y = silu(*y);
+        }
         put(row, acc);
     }
 }
@@ -52,6 +54,8 @@ pub(crate) fn advance(x: &[f32], state: &mut [f32]) {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::float_cmp, reason = "bits are the contract")]
+
     use super::*;
 
     fn run(x: &[f32], state: &mut [f32]) -> Vec<f32> {
@@ -59,7 +63,7 @@ mod tests {
         let weight = [1.0, 10.0, 100.0, -1.0, 0.5, 2.0];
         let job = ShortConv { x, channels: 2, weight: &weight, taps: 3, state, out: &mut [] };
         channels(&job, 0..2, &mut [0.0; 2], |row, values| {
-            out[2 * row..2 * row + 2].copy_from_slice(values)
+            out[2 * row..2 * row + 2].copy_from_slice(values);
         });
         advance(x, state);
         out

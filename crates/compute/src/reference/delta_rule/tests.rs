@@ -104,7 +104,9 @@ fn exact(case: &Case, order: HeadOrder) -> Vec<f64> {
             let beta = 1.0 / (1.0 + (-at(&case.ba, row * 2 * nv + head)).exp());
             let decay =
                 (a[head] * (at(&case.ba, row * 2 * nv + nv + head) + dt[head]).exp().ln_1p()).exp();
-            s.iter_mut().for_each(|s| *s *= decay);
+            for s in &mut s {
+                *s *= decay;
+            }
             let mut o = vec![0.0; dv];
             for j in 0..dv {
                 let read: f64 = (0..dk).map(|i| k[i] * s[i * dv + j]).sum();
