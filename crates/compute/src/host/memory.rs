@@ -1,6 +1,7 @@
 //! Memory from the operating system: page-aligned, zeroed, committed when it is first touched.
 #![allow(unsafe_code, reason = "maps and unmaps pages, and views them as slices")]
 
+use std::num::NonZero;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
@@ -21,8 +22,11 @@ pub(crate) struct Region {
 unsafe impl Send for Region {}
 
 impl Region {
-    /// Nothing.
-    const EMPTY: Self = Self { base: NonNull::dangling(), len: 0 };
+    /// Nothing, aligned for whatever it is nothing of.
+    const EMPTY: Self = {
+        let page = NonZero::new(PAGE).expect("pages are not empty");
+        Self { base: NonNull::without_provenance(page), len: 0 }
+    };
 
     /// At least `bytes` zeroed bytes.
     pub(crate) fn new(what: &'static str, bytes: usize) -> Result<Self, ComputeError> {
