@@ -77,6 +77,7 @@ fn rounded_up(bytes: Bytes) -> (String, Bytes) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::Limit;
 
     #[test]
     fn sizes_are_rounded_up_to_what_one_types() {
@@ -92,5 +93,19 @@ mod tests {
         check(1 << 30, "1.0GiB");
         check((1 << 30) + 1, "1.1GiB");
         check(15 << 29, "7.5GiB");
+    }
+
+    #[test]
+    fn a_size_is_not_rounded_beyond_what_the_machine_allows() {
+        let allows = |bytes| {
+            let limit = Limit { name: "physical memory".to_owned(), bytes: Bytes(bytes) };
+            Budget::of(None, &[limit])
+        };
+        let total = Bytes::mib(1040);
+        // With 2 MiB of drift 1042 MiB, which is 1.02 GiB.
+        assert_eq!(text(Vec::new(), total, &allows(1100 << 20)), "use `--memory 1092616192`");
+        assert_eq!(text(Vec::new(), total, &allows(1200 << 20)), "use `--memory 1.1GiB`");
+        let context = vec!["`--context 64`".to_owned()];
+        assert_eq!(text(context, total, &allows(1041 << 20)), "use `--context 64`");
     }
 }

@@ -79,6 +79,32 @@ fn the_ledger_of_a_small_example_is_what_it_is_by_hand() {
 }
 
 #[test]
+fn net_is_the_most_whose_gross_fits() {
+    for bytes in (0..3000).chain([1 << 20, (1 << 40) + 12_345, u64::MAX]).map(Bytes) {
+        let net = net(bytes);
+        assert!(gross(net) <= bytes, "{}", bytes.0);
+        assert!(bytes < gross(net + Bytes(1)) || bytes.0 == u64::MAX, "{}", bytes.0);
+    }
+}
+
+#[test]
+fn the_floor_is_exact_to_the_byte() {
+    let odd = |rows: u32| vec![Term::new("odd", Bytes(u64::from(rows) * 65_537 + 1))];
+    for slot_bytes in [4097, 1_000_003, 3_076_097] {
+        let records = vec![RecordClass { slot_bytes, records: 5000 }];
+        let with = |bytes| PlanInput { scratch: &odd, ..input(bytes, records.clone()) };
+        let PlanError::TooSmall { total, .. } = plan(&with(Bytes::ZERO)).unwrap_err() else {
+            panic!()
+        };
+        assert!(plan(&with(Bytes(total.0 - 1))).is_err());
+        for bytes in 0..600 {
+            let plan = plan(&with(total + Bytes(bytes * 77))).unwrap();
+            assert!(plan.total <= plan.budget.bytes && plan.floor == total);
+        }
+    }
+}
+
+#[test]
 fn when_every_expert_fits_the_pass_gets_the_rest() {
     let records = vec![RecordClass { slot_bytes: 1 << 20, records: 100 }];
     // Fixed terms are 905 MiB with their margin of 1/256, the slots 100.4, 1024 rows 64.25.
@@ -195,11 +221,14 @@ proptest! {
         if let Err(error) = plan(&asked) {
             let PlanError::TooSmall { hint, .. } = error else { panic!("{error}") };
             let typed = hint.split("--memory ").nth(1).unwrap().trim_end_matches('`');
-            let enough = PlanInput { context, ..input(typed.parse().unwrap(), records.clone()) };
+            // The process may have grown by then.
+            let process_base = asked.process_base + Bytes::mib(1);
+            let given = input(typed.parse().unwrap(), records.clone());
+            let enough = PlanInput { process_base, context, ..given };
             prop_assert!(plan(&enough).is_ok(), "{hint}");
             if let Some(shorter) = number(&hint, "--context ") {
                 prop_assert!(shorter > 0 && shorter < u64::from(context));
-                let shorter = PlanInput { context: shorter as u32, ..asked };
+                let shorter = PlanInput { process_base, context: shorter as u32, ..asked };
                 prop_assert!(plan(&shorter).is_ok(), "{hint}");
             }
         }
