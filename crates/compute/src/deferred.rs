@@ -1,16 +1,21 @@
 //! A backend that is late on purpose.
 //!
-//! Recorded work and residency changes are queued and run by another thread some time after `submit`, in order.
-//! Epochs complete later still. Whatever the host could read too early is poisoned until it has waited. A model
-//! that computes the right bits on this backend follows the rules that a GPU needs.
-#![allow(unsafe_code, reason = "an address crosses threads; nothing is read through it here")]
+//! Recorded work and residency changes are queued and run by another thread some time after `submit`, in order, in
+//! random portions. Epochs complete later still. What the host could look at too early is poisoned:
+//!
+//! - choices and results that it asks for, until it has waited for them
+//! - the bytes of a slot that was unpublished, before the host may know that nothing uses it any more
+//!
+//! A model that computes the right bits on this backend follows the rules that a GPU needs.
+#![allow(unsafe_code, reason = "addresses of slots cross threads, and slots are overwritten")]
+
+mod slots;
+mod worker;
 
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use quant::slot::ExpertMatrices;
 use units::{Epoch, ExpertIndex, ExpertKey, LayerIndex, SlotIndex};
@@ -19,53 +24,58 @@ use crate::backend::{
     Backend, BufferId, ComputeError, MatrixShape, Moe, Op, RopeId, RopeSpec, Routed, RouterHandle,
     RouterShape, Row, SequenceId, SequenceShape, SlotClass, SnapshotId, WeightId,
 };
+use slots::{Progress, Slots};
+use worker::{Message, Work};
 
-type Work = Box<dyn FnOnce(&mut dyn Backend) + Send>;
+/// What the host reads where a choice is not there yet.
+const NOT_YET: Routed = Routed { expert: ExpertIndex(u32::MAX), weight: f32::NAN };
 
-enum Message {
-    Run(Work),
-    /// The work before this belongs to the epoch.
-    Epoch(Epoch),
-}
-
+/// Another backend, late.
 pub(crate) struct Deferred {
     /// Nothing after the backend is dropped.
     sender: Option<Sender<Message>>,
     worker: Option<JoinHandle<()>>,
-    completed: Arc<AtomicU64>,
+    progress: Arc<Progress>,
     submitted: Epoch,
-    /// Recorded and not yet submitted.
+    /// Recorded and not yet handed over.
     recorded: Vec<Work>,
-    /// Choices of the last waits, by router.
-    routes: Vec<Vec<Routed>>,
-    /// Where slots lie, known from the start.
-    slots: Vec<SlotAddress>,
+    routers: Vec<Router>,
+    slots: Slots,
 }
 
-/// A slot's memory, which the host passes on to readers.
-#[derive(Clone, Copy)]
-struct SlotAddress(NonNull<u8>, usize);
+/// Choices of the last wait.
+struct Router {
+    top_k: usize,
+    routes: Vec<Routed>,
+    /// Choices that are there.
+    known: usize,
+    /// Which of them an expert operation has been recorded for.
+    run: Vec<bool>,
+}
 
-// SAFETY: this type only carries the address; whoever uses it has its own proof.
-unsafe impl Send for SlotAddress {}
+/// An address that crosses threads.
+struct Address(NonNull<u8>, usize);
+
+// SAFETY: only the address is carried; whoever uses it has a proof of its own.
+unsafe impl Send for Address {}
 
 impl Deferred {
     pub(crate) fn new(inner: Box<dyn Backend>, seed: u64) -> Self {
         let (sender, receiver) = channel();
-        let completed = Arc::new(AtomicU64::new(0));
-        let done = Arc::clone(&completed);
+        let progress = Arc::new(Progress::default());
+        let done = Arc::clone(&progress);
         let worker = std::thread::Builder::new()
             .name("deferred".to_owned())
-            .spawn(move || work(inner, &receiver, &done, seed))
+            .spawn(move || worker::run(inner, &receiver, &done, seed))
             .expect("the system gives one more thread");
         Self {
             sender: Some(sender),
             worker: Some(worker),
-            completed,
+            progress,
             submitted: Epoch(0),
             recorded: Vec::new(),
-            routes: Vec::new(),
-            slots: Vec::new(),
+            routers: Vec::new(),
+            slots: Slots::default(),
         }
     }
 
@@ -73,59 +83,36 @@ impl Deferred {
         self.recorded.push(Box::new(work));
     }
 
-    fn send(&self, message: Message) {
-        let sender = self.sender.as_ref().expect("the worker runs until the backend is dropped");
-        sender.send(message).expect("the worker runs until the backend is dropped");
+    /// Hands over what is recorded, then `message`. Nobody listens after a panic of the worker, which `drop` shows.
+    fn send(&mut self, message: Message) {
+        let sender = self.sender.as_ref().expect("the sender lives until the backend is dropped");
+        for work in self.recorded.drain(..) {
+            let _ = sender.send(Message::Run(work));
+        }
+        let _ = sender.send(message);
     }
 
-    /// Sends what is recorded, then runs `question` and waits for its answer.
+    /// Runs `question` after everything that is recorded, and waits for its answer.
     fn ask<T: Send + 'static>(
         &mut self,
         question: impl FnOnce(&mut dyn Backend) -> T + Send + 'static,
     ) -> T {
-        for work in std::mem::take(&mut self.recorded) {
-            self.send(Message::Run(work));
-        }
         let (answer, answered) = channel();
-        self.send(Message::Run(Box::new(move |backend| {
+        self.send(Message::Ask(Box::new(move |backend| {
             // The asker waits below, so the receiver is there.
             let _ = answer.send(question(backend));
         })));
-        answered.recv().expect("the worker answers every question")
+        answered.recv().expect("the worker answers unless it panicked")
     }
-}
 
-/// A short pause or none, by a linear congruential generator.
-struct Dawdle(u64);
-
-impl Dawdle {
-    fn pause(&mut self) {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        match self.0 >> 61 {
-            0 => std::thread::sleep(Duration::from_micros(self.0 >> 40 & 127)),
-            1 | 2 => std::thread::yield_now(),
-            _ => {}
-        }
-    }
-}
-
-fn work(
-    mut inner: Box<dyn Backend>,
-    receiver: &Receiver<Message>,
-    completed: &AtomicU64,
-    seed: u64,
-) {
-    let mut dawdle = Dawdle(seed);
-    while let Ok(message) = receiver.recv() {
-        dawdle.pause();
-        match message {
-            Message::Run(work) => work(&mut *inner),
-            Message::Epoch(epoch) => {
-                let done = inner.submit();
-                inner.wait(done);
-                dawdle.pause();
-                completed.store(epoch.0, Ordering::Release);
+    /// Experts that the operation recorded now will use are in use until the next epoch completes.
+    fn mark_used(&mut self, layer: LayerIndex, router: RouterHandle) {
+        let until = Epoch(self.submitted.0 + 1);
+        let Router { routes, known, run, .. } = &mut self.routers[router.0 as usize];
+        for (routed, run) in routes[..*known].iter().zip(run) {
+            let key = ExpertKey { layer, expert: routed.expert };
+            if !*run && self.slots.mark_used(key, until) {
+                *run = true;
             }
         }
     }
@@ -134,9 +121,12 @@ fn work(
 impl Drop for Deferred {
     fn drop(&mut self) {
         self.sender = None;
-        if let Some(worker) = self.worker.take() {
-            // A panic of the worker has been seen by whoever asked it last.
-            let _ = worker.join();
+        let outcome = self.worker.take().map(JoinHandle::join);
+        // What went wrong in work that nobody waited for.
+        if let Some(Err(panic)) = outcome
+            && !std::thread::panicking()
+        {
+            std::panic::resume_unwind(panic);
         }
     }
 }
@@ -151,9 +141,9 @@ impl Backend for Deferred {
     }
 
     fn weight_memory(&mut self, weight: WeightId) -> (NonNull<u8>, usize) {
-        let SlotAddress(base, len) = self.ask(move |backend| {
+        let Address(base, len) = self.ask(move |backend| {
             let (base, len) = backend.weight_memory(weight);
-            SlotAddress(base, len)
+            Address(base, len)
         });
         (base, len)
     }
@@ -168,8 +158,13 @@ impl Backend for Deferred {
         shape: RouterShape,
     ) -> Result<RouterHandle, ComputeError> {
         let router = self.ask(move |backend| backend.alloc_router(max_rows, shape))?;
-        let poison = Routed { expert: ExpertIndex(u32::MAX), weight: f32::NAN };
-        self.routes.push(vec![poison; max_rows * shape.top_k]);
+        let pairs = max_rows * shape.top_k;
+        self.routers.push(Router {
+            top_k: shape.top_k,
+            routes: vec![NOT_YET; pairs],
+            known: 0,
+            run: vec![false; pairs],
+        });
         Ok(router)
     }
 
@@ -180,20 +175,20 @@ impl Backend for Deferred {
     fn alloc_slots(&mut self, classes: &[SlotClass]) -> Result<(), ComputeError> {
         let classes = classes.to_vec();
         let n_slots: usize = classes.iter().map(|class| class.slots).sum();
-        self.slots = self.ask(move |backend| {
+        let addresses: Vec<Address> = self.ask(move |backend| {
             backend.alloc_slots(&classes)?;
             let address = |slot| {
                 let (base, len) = backend.slot_memory(SlotIndex(slot as u32));
-                SlotAddress(base, len)
+                Address(base, len)
             };
             Ok((0..n_slots).map(address).collect())
         })?;
+        self.slots = Slots::new(addresses.into_iter().map(|Address(base, len)| (base, len)));
         Ok(())
     }
 
     fn slot_memory(&self, slot: SlotIndex) -> (NonNull<u8>, usize) {
-        let SlotAddress(base, len) = self.slots[slot.get()];
-        (base, len)
+        self.slots.memory(slot)
     }
 
     fn open_sequence(&mut self, shape: SequenceShape) -> Result<SequenceId, ComputeError> {
@@ -217,28 +212,31 @@ impl Backend for Deferred {
     }
 
     fn drop_snapshot(&mut self, snapshot: SnapshotId) {
-        // At once, so that its number can be given out again in order.
-        self.ask(move |backend| backend.drop_snapshot(snapshot));
+        self.later(move |backend| backend.drop_snapshot(snapshot));
     }
 
     fn publish(&mut self, key: ExpertKey, slot: SlotIndex, matrices: &ExpertMatrices) {
+        self.slots.publish(key, slot, &self.progress);
         let matrices = *matrices;
         self.later(move |backend| backend.publish(key, slot, &matrices));
     }
 
     fn unpublish(&mut self, key: ExpertKey) {
+        self.slots.unpublish(key, &self.progress);
         self.later(move |backend| backend.unpublish(key));
     }
 
     fn begin_pass(&mut self, rows: &[Row]) {
+        for router in &mut self.routers {
+            router.forget();
+        }
         let rows = rows.to_vec();
         self.later(move |backend| backend.begin_pass(&rows));
     }
 
     fn record(&mut self, op: Op) {
         if let Op::Route { router, .. } = &op {
-            let poison = Routed { expert: ExpertIndex(u32::MAX), weight: f32::NAN };
-            self.routes[router.0 as usize].fill(poison);
+            self.routers[router.0 as usize].forget();
         }
         self.later(move |backend| backend.record(op));
     }
@@ -254,44 +252,48 @@ impl Backend for Deferred {
             let routes = if outcome.is_ok() { backend.routes(router).to_vec() } else { Vec::new() };
             (outcome, routes)
         });
-        self.routes[router.0 as usize][..routes.len()].copy_from_slice(&routes);
+        let known = &mut self.routers[router.0 as usize];
+        known.known = routes.len();
+        known.routes[..routes.len()].copy_from_slice(&routes);
+        if outcome.is_ok() {
+            self.mark_used(layer, router);
+        }
         outcome
     }
 
     fn routes(&self, router: RouterHandle) -> &[Routed] {
-        let routes = &self.routes[router.0 as usize];
-        let real =
-            routes.iter().position(|routed| routed.expert.0 == u32::MAX).unwrap_or(routes.len());
-        &routes[..real]
+        let Router { routes, known, top_k, .. } = &self.routers[router.0 as usize];
+        // Somebody who has not waited gets poison, not nothing.
+        &routes[..(*known).max(*top_k)]
     }
 
     fn moe_more(&mut self, layer: LayerIndex, x: BufferId, router: RouterHandle) {
+        self.mark_used(layer, router);
         self.later(move |backend| backend.moe_more(layer, x, router));
     }
 
     fn submit(&mut self) -> Epoch {
-        for work in std::mem::take(&mut self.recorded) {
-            self.send(Message::Run(work));
-        }
         self.submitted.0 += 1;
         self.send(Message::Epoch(self.submitted));
         self.submitted
     }
 
     fn completed(&self) -> Epoch {
-        Epoch(self.completed.load(Ordering::Acquire))
+        self.progress.completed()
     }
 
     fn wait(&mut self, epoch: Epoch) {
         assert!(epoch <= self.submitted, "only what was submitted can be waited for");
-        while self.completed() < epoch {
-            std::thread::yield_now();
+        if self.completed() < epoch {
+            // An answer comes after every epoch that was submitted before the question.
+            self.ask(|_| ());
         }
     }
 
     fn read_back(&mut self, buffer: BufferId, row: usize, out: &mut [f32]) {
         out.fill(f32::NAN);
         let width = out.len();
+        self.submit();
         let values = self.ask(move |backend| {
             let mut values = vec![f32::NAN; width];
             backend.read_back(buffer, row, &mut values);
@@ -304,3 +306,14 @@ impl Backend for Deferred {
         self.ask(|backend| backend.allocated_bytes())
     }
 }
+
+impl Router {
+    fn forget(&mut self) {
+        self.known = 0;
+        self.routes.fill(NOT_YET);
+        self.run.fill(false);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -3,16 +3,14 @@
 //! Source: online softmax, Milakov and Gimelshein 2018 (arXiv:1805.02867), as in Dao et al. 2022
 //! (arXiv:2205.14135).
 
-use quant::{f16_to_f32, lanes};
+use quant::f16_to_f32;
+use quant::lanes::{self, LANES};
 
 use crate::kernels::KvRows;
 use crate::reference::math::exp;
 
 /// Positions of a block.
 pub(crate) const BLOCK: usize = 64;
-
-/// Widest head.
-pub(crate) const MAX_HEAD_DIM: usize = 512;
 
 /// Where one key-value head lies in a row of the cache.
 #[derive(Clone, Copy)]
@@ -33,8 +31,6 @@ pub(crate) struct KvHead<'a> {
 pub(crate) fn attend(q: &[f32], head: KvHead<'_>, n_positions: usize, out: &mut [f32]) {
     let dim = q.len();
     let scale = 1.0 / (dim as f32).sqrt();
-    let mut row = [0.0; MAX_HEAD_DIM];
-    let row = &mut row[..dim];
     let mut scores = [0.0; BLOCK];
     let (mut max, mut total) = (f32::NEG_INFINITY, 0.0_f32);
     out.fill(0.0);
@@ -43,8 +39,7 @@ pub(crate) fn attend(q: &[f32], head: KvHead<'_>, n_positions: usize, out: &mut 
         let scores = &mut scores[..n];
         let before = max;
         for (i, score) in scores.iter_mut().enumerate() {
-            load(head.keys, (start + i) * head.width + head.start, row);
-            *score = lanes::dot(q, row) * scale;
+            *score = dot(q, head.keys, (start + i) * head.width + head.start) * scale;
             max = if *score > max { *score } else { max };
         }
         let correction = exp(before - max);
@@ -56,14 +51,37 @@ pub(crate) fn attend(q: &[f32], head: KvHead<'_>, n_positions: usize, out: &mut 
             *y *= correction;
         }
         for (i, p) in scores.iter().enumerate() {
-            load(head.values, (start + i) * head.width + head.start, row);
-            for (y, v) in out.iter_mut().zip(row.iter()) {
-                *y = p.mul_add(*v, *y);
-            }
+            add_scaled(*p, head.values, (start + i) * head.width + head.start, out);
         }
     }
     for y in out.iter_mut() {
         *y /= total;
+    }
+}
+
+/// [`lanes::dot`] with the values at `at`.
+#[inline(always)]
+fn dot(q: &[f32], rows: KvRows<'_>, at: usize) -> f32 {
+    let mut sums = [0.0; LANES];
+    for (i, q) in q.chunks(LANES).enumerate() {
+        let mut x = [0.0; LANES];
+        let x = &mut x[..q.len()];
+        load(rows, at + i * LANES, x);
+        lanes::accumulate(&mut sums, q, x);
+    }
+    lanes::tree(sums)
+}
+
+/// `out += p · v`, `v` being the values at `at`.
+#[inline(always)]
+fn add_scaled(p: f32, rows: KvRows<'_>, at: usize, out: &mut [f32]) {
+    for (i, out) in out.chunks_mut(LANES).enumerate() {
+        let mut x = [0.0; LANES];
+        let x = &mut x[..out.len()];
+        load(rows, at + i * LANES, x);
+        for (y, v) in out.iter_mut().zip(x.iter()) {
+            *y = p.mul_add(*v, *y);
+        }
     }
 }
 
@@ -93,28 +111,89 @@ mod tests {
         (0..n).map(|_| next()).collect()
     }
 
+    /// Softmax over all positions at once, in double precision, and `Σ p·|v|`, which errors are relative to.
+    fn exact(
+        q: &[f32],
+        keys: &[f32],
+        values: &[f32],
+        (width, start): (usize, usize),
+    ) -> Vec<(f64, f64)> {
+        let dim = q.len();
+        let part = |row: &[f32]| row[start..start + dim].to_vec();
+        let score = |key: &[f32]| {
+            let dot: f64 =
+                part(key).iter().zip(q).map(|(k, q)| f64::from(*k) * f64::from(*q)).sum();
+            dot / (dim as f64).sqrt()
+        };
+        let scores: Vec<f64> = keys.chunks(width).map(score).collect();
+        let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
+        let total: f64 = weights.iter().sum();
+        let value = |j: usize| {
+            let terms =
+                values.chunks(width).zip(&weights).map(|(v, w)| f64::from(part(v)[j]) * w / total);
+            terms.fold((0.0, 0.0), |(sum, size), t| (sum + t, size + t.abs()))
+        };
+        (0..dim).map(value).collect()
+    }
+
+    /// Relative error of a weight: of its score `s` absolutely (a dot product of `dim / 16 + 4` roundings of terms
+    /// that sum to `Σ|q·k| / sqrt(dim) <= 9·sqrt(dim)`), of exp, of the rescaling in each block, and of the sums of
+    /// `n` terms; all in units of 2^-24.
+    fn tolerance(dim: usize, n: usize) -> f64 {
+        let score = 9.0 * (dim as f64).sqrt() * (dim as f64 / 16.0 + 6.0);
+        (2.0 * score + 8.0 + n as f64 / 64.0 * 4.0 + n as f64) / f64::from(1 << 24)
+    }
+
     #[test]
     fn blocks_give_the_plain_softmax() {
-        let (dim, width, start) = (32, 64, 32);
-        for n in [1, 5, 63, 64, 65, 200] {
-            let (keys, values) = (noise(n * width, 1), noise(n * width, 2));
-            let q: Vec<f32> = noise(dim, 3).iter().map(|v| v * 9.0).collect();
-            let mut out = vec![0.0; dim];
-            let head =
-                KvHead { keys: KvRows::F32(&keys), values: KvRows::F32(&values), width, start };
-            attend(&q, head, n, &mut out);
-            let score = |p: usize| -> f64 {
-                let key = &keys[p * width + start..p * width + start + dim];
-                key.iter().zip(&q).map(|(k, q)| f64::from(*k) * f64::from(*q)).sum::<f64>()
-                    / (dim as f64).sqrt()
-            };
-            let weights: Vec<f64> = (0..n).map(|p| score(p).exp()).collect();
-            let total: f64 = weights.iter().sum();
-            for (j, y) in out.iter().enumerate() {
-                let exact: f64 =
-                    (0..n).map(|p| weights[p] * f64::from(values[p * width + start + j])).sum();
-                assert!((f64::from(*y) - exact / total).abs() < 2e-6, "{n} positions, value {j}");
+        for (dim, width, start) in [(32, 64, 32), (40, 40, 0), (5, 12, 3), (600, 600, 0)] {
+            for n in [1, 5, 63, 64, 65, 200] {
+                let (keys, values) = (noise(n * width, 1), noise(n * width, 2));
+                let q: Vec<f32> = noise(dim, 3).iter().map(|v| v * 9.0).collect();
+                let mut out = vec![f32::NAN; dim];
+                let rows = (KvRows::F32(&keys), KvRows::F32(&values));
+                attend(&q, KvHead { keys: rows.0, values: rows.1, width, start }, n, &mut out);
+                let exact = exact(&q, &keys, &values, (width, start));
+                for (j, (y, (exact, size))) in out.iter().zip(exact).enumerate() {
+                    let error = (f64::from(*y) - exact).abs();
+                    assert!(error <= tolerance(dim, n) * size, "{n} positions, value {j}: {error}");
+                }
             }
         }
+    }
+
+    #[test]
+    fn a_half_cache_is_the_single_cache_of_the_rounded_values() {
+        let (dim, n) = (24, 70);
+        let half = |v: Vec<f32>| v.into_iter().map(quant::f32_to_f16).collect::<Vec<_>>();
+        let (keys, values) = (half(noise(n * dim, 4)), half(noise(n * dim, 5)));
+        let single = |v: &[u16]| v.iter().map(|v| f16_to_f32(*v)).collect::<Vec<_>>();
+        let (keys_f32, values_f32) = (single(&keys), single(&values));
+        let q = noise(dim, 6);
+        let run = |keys, values| {
+            let mut out = vec![0.0; dim];
+            attend(&q, KvHead { keys, values, width: dim, start: 0 }, n, &mut out);
+            out.iter().map(|y| y.to_bits()).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            run(KvRows::F16(&keys), KvRows::F16(&values)),
+            run(KvRows::F32(&keys_f32), KvRows::F32(&values_f32))
+        );
+    }
+
+    #[test]
+    fn scores_that_dwarf_each_other_do_not_overflow() {
+        let (dim, n) = (16, 130);
+        let mut keys = vec![0.0; n * dim];
+        keys[70 * dim] = 1e18;
+        keys[129 * dim] = -1e18;
+        let values: Vec<f32> = (0..n * dim).map(|i| (i / dim) as f32).collect();
+        let mut q = vec![0.0; dim];
+        q[0] = 1e18;
+        let mut out = vec![0.0; dim];
+        let (keys, values) = (KvRows::F32(&keys), KvRows::F32(&values));
+        attend(&q, KvHead { keys, values, width: dim, start: 0 }, n, &mut out);
+        assert!(out.iter().all(|y| y.to_bits() == 70.0_f32.to_bits()), "{out:?}");
     }
 }

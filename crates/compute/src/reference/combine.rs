@@ -32,3 +32,48 @@ pub(crate) fn combine(
         *to += acc;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::float_cmp, reason = "every number is exact")]
+
+    use units::ExpertIndex;
+
+    use super::*;
+
+    fn routes(weights: &[f32]) -> Vec<Routed> {
+        let routed = |(i, weight): (usize, &f32)| Routed {
+            expert: ExpertIndex(9 - i as u32),
+            weight: *weight,
+        };
+        weights.iter().enumerate().map(routed).collect()
+    }
+
+    #[test]
+    fn outputs_are_weighted_and_added_to_the_stream() {
+        let outputs = [1.0, -2.0, 3.0, 10.0, 20.0, 30.0];
+        let shared = [100.0, 200.0, -300.0];
+        let (mut acc, mut to) = ([7.0; 3], [0.5, 0.25, -1.0]);
+        combine(&routes(&[0.75, 0.25]), &outputs, Some((&shared, 0.0)), &mut acc, &mut to);
+        // The gate of logit 0 is one half; every number here is exact.
+        assert_eq!(
+            to,
+            [0.5 + 0.75 + 2.5 + 50.0, 0.25 - 1.5 + 5.0 + 100.0, -1.0 + 2.25 + 7.5 - 150.0]
+        );
+    }
+
+    #[test]
+    fn ranks_are_added_in_order_before_the_stream_and_the_shared_expert_last() {
+        // 2^24 absorbs a 1 that is added to it: every other order gives another sum.
+        let large = 16_777_216.0;
+        let (mut acc, mut to) = ([0.0], [1.0]);
+        combine(&routes(&[1.0; 3]), &[large, 1.0, -large], None, &mut acc, &mut to);
+        assert_eq!(to, [1.0]);
+        combine(&routes(&[1.0; 3]), &[large, -large, 1.0], None, &mut acc, &mut to);
+        assert_eq!(to, [2.0]);
+        // The gate of logit 200 is 1.
+        let shared: Option<(&[f32], f32)> = Some((&[-large], 200.0));
+        combine(&routes(&[1.0; 2]), &[large, 1.0], shared, &mut acc, &mut to);
+        assert_eq!(to, [2.0]);
+    }
+}
