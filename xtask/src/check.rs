@@ -83,6 +83,7 @@ pub(crate) fn sequence(parts: &[Part<'_>]) -> Result<Outcome> {
 /// `cargo fmt --check`.
 pub(crate) fn fmt(_: &Workspace, _: &[String]) -> Result<Outcome> {
     run(cargo().args(["fmt", "--all", "--check"]))?;
+    run(cargo().args(["fmt", "--check", "--manifest-path", "fuzz/Cargo.toml"]))?;
     Ok(Outcome::Done)
 }
 

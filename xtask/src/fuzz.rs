@@ -1,10 +1,148 @@
-//! Fuzzing.
+//! Hostile inputs, guided by coverage: libFuzzer over the targets in `fuzz/`, seeded from `testdata/`.
+//!
+//! The stable compiler instruments code as libFuzzer wants it; only the address sanitizer is an unstable option. So
+//! neither a nightly toolchain nor cargo-fuzz is needed, though the layout is theirs. New inputs are kept in
+//! `target/fuzz/<target>/corpus`, and an input that fails beside it.
 
-use anyhow::{Result, bail};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use crate::shell::Outcome;
+use anyhow::{Context, Result, bail};
+
+use crate::shell::{Outcome, capture, cargo, run as run_command};
 use crate::workspace::Workspace;
 
-pub(crate) fn run(_: &Workspace, _: &[String]) -> Result<Outcome> {
-    bail!("not yet")
+/// A program in `fuzz/`.
+struct Target {
+    name: &'static str,
+    features: &'static str,
+    /// Folders with the model files that it starts from.
+    seeds: &'static [&'static str],
+}
+
+const TARGETS: [Target; 2] = [
+    Target {
+        name: "gguf",
+        features: "",
+        seeds: &["testdata/fixtures/bad/gguf", "testdata/fixtures/models"],
+    },
+    Target {
+        name: "tokenizer_template",
+        features: "session",
+        seeds: &["testdata/fixtures/models/tok-tiny", "models"],
+    },
+];
+
+/// Longest input. Model files are cut to this: their headers are shorter, and weights are not read.
+const INPUT_BYTES: usize = 64 << 10;
+
+const DEFAULT_SECONDS: u64 = 60;
+
+/// What one input may cost before it counts as a failure.
+const LIMITS: [&str; 3] = ["-timeout=10", "-rss_limit_mb=2048", "-malloc_limit_mb=256"];
+
+/// Coverage as libFuzzer reads it, checks that a release build leaves out, and the address sanitizer.
+const FLAGS: [&str; 9] = [
+    "--cfg=fuzzing",
+    "-Cdebug-assertions",
+    "-Ccodegen-units=1",
+    "-Cpasses=sancov-module",
+    "-Cllvm-args=-sanitizer-coverage-level=4",
+    "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
+    "-Cllvm-args=-sanitizer-coverage-pc-table",
+    "-Cllvm-args=-sanitizer-coverage-trace-compares",
+    "-Zsanitizer=address",
+];
+
+/// `fuzz TARGET [--seconds N]`.
+pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<Outcome> {
+    let (name, seconds) = arguments(args)?;
+    let Some(target) = TARGETS.iter().find(|target| target.name == name) else {
+        let known = TARGETS.map(|target| target.name).join(" ");
+        bail!("no fuzz target `{name}`; there are: {known}");
+    };
+    let folder = workspace.target.join("fuzz");
+    let program = build(workspace, target, &folder.join("build"))?;
+    let own = folder.join(target.name);
+    let seeds = gather(workspace, target.seeds, &own.join("seeds"))?;
+    let corpus = own.join("corpus");
+    fs::create_dir_all(&corpus).context("cannot make the corpus folder")?;
+    let mut fuzz = Command::new(program);
+    fuzz.arg(&corpus).arg(&seeds).args(LIMITS).arg("-print_final_stats=1");
+    fuzz.arg(format!("-max_len={INPUT_BYTES}")).arg(format!("-max_total_time={seconds}"));
+    fuzz.arg(format!("-artifact_prefix={}/", own.display()));
+    run_command(&mut fuzz)?;
+    Ok(Outcome::Done)
+}
+
+fn arguments(args: &[String]) -> Result<(&str, u64)> {
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    match words[..] {
+        [target] => Ok((target, DEFAULT_SECONDS)),
+        [target, "--seconds", seconds] => {
+            let seconds =
+                seconds.parse().with_context(|| format!("`{seconds}` is no number of seconds"))?;
+            Ok((target, seconds))
+        }
+        _ => bail!("usage: cargo xtask fuzz TARGET [--seconds N]"),
+    }
+}
+
+/// Builds one target and gives its program.
+fn build(workspace: &Workspace, target: &Target, folder: &Path) -> Result<PathBuf> {
+    let version = capture(Command::new("rustc").arg("-vV"))?;
+    let host = version.lines().find_map(|line| line.strip_prefix("host: "));
+    let host = host.context("`rustc -vV` names no host")?;
+    let mut build = cargo();
+    build.args([
+        "build",
+        "--release",
+        "--locked",
+        "--bin",
+        target.name,
+        "--features",
+        target.features,
+    ]);
+    build.arg("--manifest-path").arg(workspace.root.join("fuzz/Cargo.toml"));
+    // With a target named, build scripts and macros are not instrumented.
+    build.args(["--target", host]).arg("--target-dir").arg(folder);
+    run_command(build.env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", FLAGS.join(" ")))?;
+    Ok(folder.join(host).join("release").join(target.name))
+}
+
+/// Copies the first bytes of every GGUF file under the folders into one folder of seeds.
+fn gather(workspace: &Workspace, folders: &[&str], seeds: &Path) -> Result<PathBuf> {
+    fs::create_dir_all(seeds).context("cannot make the folder of seeds")?;
+    let files = workspace.files()?;
+    let is_seed = |file: &&PathBuf| {
+        let model = file.extension().is_some_and(|ending| ending == "gguf");
+        model && folders.iter().any(|folder| file.starts_with(folder))
+    };
+    for file in files.iter().filter(is_seed) {
+        let bytes = fs::read(workspace.root.join(file));
+        let bytes = bytes.with_context(|| format!("cannot read {}", file.display()))?;
+        let name = file.to_string_lossy().replace('/', "-");
+        let seed = &bytes[..bytes.len().min(INPUT_BYTES)];
+        fs::write(seeds.join(name), seed).context("cannot write a seed")?;
+    }
+    Ok(seeds.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(words: &[&str]) -> Vec<String> {
+        words.iter().map(|word| (*word).to_owned()).collect()
+    }
+
+    #[test]
+    fn a_target_is_needed_and_seconds_are_a_number() {
+        assert_eq!(arguments(&words(&["gguf"])).unwrap(), ("gguf", DEFAULT_SECONDS));
+        assert_eq!(arguments(&words(&["gguf", "--seconds", "600"])).unwrap(), ("gguf", 600));
+        for wrong in [&[][..], &["gguf", "--seconds"], &["gguf", "--seconds", "x"], &["a", "b"]] {
+            assert!(arguments(&words(wrong)).is_err(), "{wrong:?}");
+        }
+    }
 }

@@ -11,7 +11,7 @@ mod workspace;
 
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use shell::Outcome;
 use workspace::Workspace;
@@ -69,7 +69,9 @@ fn dispatch(args: &[String]) -> Result<Outcome> {
     let Some(chore) = CHORES.iter().find(|chore| chore.name == name) else {
         bail!("no chore `{name}`\n\n{}", usage());
     };
-    (chore.run)(&Workspace::load()?, rest)
+    let workspace = Workspace::load()?;
+    std::env::set_current_dir(&workspace.root).context("cannot enter the repository")?;
+    (chore.run)(&workspace, rest)
 }
 
 fn usage() -> String {
