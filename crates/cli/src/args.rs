@@ -51,7 +51,7 @@ impl Command {
 /// Which model.
 #[derive(Args)]
 pub(crate) struct ModelArgs {
-    /// Model file, any part of a split one [default: $SAKIA_MODEL, else the demo model]
+    /// Model file, any part of a split one [default: $`SAKIA_MODEL`, else the demo model]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) model: Option<PathBuf>,
 }
@@ -275,7 +275,7 @@ pub(crate) struct TokenizeArgs {
     pub(crate) text: Option<String>,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
-    /// Take special tokens like <|im_start|> as plain text
+    /// Take special tokens like <|`im_start`|> as plain text
     #[arg(long)]
     pub(crate) no_special: bool,
     /// Turn ids into text instead
@@ -297,10 +297,10 @@ pub(crate) struct LogitsArgs {
     /// File of token ids, separated by space, comma or line
     #[arg(long, value_name = "FILE", group = "input")]
     pub(crate) ids_file: Option<PathBuf>,
-    /// Where the logits go: .npy, float32 [n_tokens, n_vocab]
+    /// Where the logits go: .npy, float32 [`n_tokens`, `n_vocab`]
     #[arg(long, value_name = "FILE")]
     pub(crate) out: PathBuf,
-    /// Where the router's choices go: .npy, int32 [n_tokens, n_layers, top_k]
+    /// Where the router's choices go: .npy, int32 [`n_tokens`, `n_layers`, `top_k`]
     #[arg(long, value_name = "FILE")]
     pub(crate) routes: Option<PathBuf>,
     #[command(flatten)]

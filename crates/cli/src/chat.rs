@@ -150,7 +150,7 @@ impl<'a> Chat<'a> {
         let receipt = Receipt::new(&self.engine, &generated.prefill, &generated.decode, output);
         match generated.finish {
             Finish::Context => {
-                report::note("note: the context is full; reserve more with `--context`")
+                report::note("note: the context is full; reserve more with `--context`");
             }
             Finish::Length => report::note("note: the answer was cut at --max-tokens"),
             Finish::EndOfText | Finish::Stopped => {}
@@ -183,7 +183,7 @@ impl<'a> Chat<'a> {
                     None => report::note("nothing has been answered yet"),
                 },
                 command if command.starts_with('/') => {
-                    report::note(&format!("unknown command {command}; /help lists them"))
+                    report::note(&format!("unknown command {command}; /help lists them"));
                 }
                 text => {
                     if let Err(error) = self.answer(text) {

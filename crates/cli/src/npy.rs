@@ -1,4 +1,4 @@
-//! NumPy's `.npy`, version 1.0: enough to write row-major arrays.
+//! `NumPy`'s `.npy`, version 1.0: enough to write row-major arrays.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -12,7 +12,7 @@ pub(crate) struct NpyWriter {
 }
 
 impl NpyWriter {
-    /// `descr`: NumPy's name of a little-endian type, `<f4` or `<i4`.
+    /// `descr`: `NumPy`'s name of a little-endian type, `<f4` or `<i4`.
     pub(crate) fn create(target: &Path, descr: &str, shape: &[usize]) -> io::Result<Self> {
         let mut partial = target.as_os_str().to_owned();
         partial.push(".partial");

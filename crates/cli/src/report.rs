@@ -1,6 +1,7 @@
 //! What goes to the terminal: errors, notes, the line after an answer.
 #![allow(clippy::print_stdout, reason = "this is the one place that prints")]
 
+use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
 
 use anyhow::Error;
@@ -36,7 +37,7 @@ pub(crate) fn error(error: &Error) {
         let cause = cause.to_string();
         // A transparent wrapper repeats its source word for word.
         if !text.contains(&cause) {
-            text.push_str(&format!(": {cause}"));
+            let _ = write!(text, ": {cause}");
         }
     }
     note(&text);
@@ -74,9 +75,10 @@ fn class(error: &Error) -> String {
 /// A bar over the bytes of a load, on a terminal only.
 pub(crate) fn load_bar(total: u64) -> ProgressBar {
     let bar = ProgressBar::new(total);
-    bar.set_draw_target(match std::io::stderr().is_terminal() {
-        true => ProgressDrawTarget::stderr(),
-        false => ProgressDrawTarget::hidden(),
+    bar.set_draw_target(if std::io::stderr().is_terminal() {
+        ProgressDrawTarget::stderr()
+    } else {
+        ProgressDrawTarget::hidden()
     });
     let style = ProgressStyle::with_template(
         "loading {bar:30} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}",
@@ -88,9 +90,10 @@ pub(crate) fn load_bar(total: u64) -> ProgressBar {
 /// A bar over the tokens of a prompt, on a terminal only.
 pub(crate) fn prompt_bar(total: usize) -> ProgressBar {
     let bar = ProgressBar::new(total as u64);
-    bar.set_draw_target(match std::io::stderr().is_terminal() {
-        true => ProgressDrawTarget::stderr(),
-        false => ProgressDrawTarget::hidden(),
+    bar.set_draw_target(if std::io::stderr().is_terminal() {
+        ProgressDrawTarget::stderr()
+    } else {
+        ProgressDrawTarget::hidden()
     });
     let style =
         ProgressStyle::with_template("reading the prompt {bar:30} {pos}/{len} tokens {per_sec}");

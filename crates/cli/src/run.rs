@@ -27,7 +27,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     };
     let opened = open::open(&chosen)?;
     let sampler =
-        sampling(&args.sampling, SamplerConfig::from_metadata(&opened.checkpoint.metadata));
+        sampling(&args.sampling, &SamplerConfig::from_metadata(&opened.checkpoint.metadata));
     sampler.check()?;
     // Text that the tokenizer cannot read is refused before gigabytes are loaded.
     opened.tokenizer.encode(prompt.as_deref().unwrap_or_default(), session::Specials::Parse)?;
@@ -57,7 +57,7 @@ pub(crate) fn text_or_stdin(text: &str) -> Result<String> {
 }
 
 /// Flags over the file's own settings.
-fn sampling(args: &SamplingArgs, file: SamplerConfig) -> SamplerConfig {
+fn sampling(args: &SamplingArgs, file: &SamplerConfig) -> SamplerConfig {
     SamplerConfig {
         temperature: args.temperature.unwrap_or(file.temperature),
         top_k: args.top_k.map_or(file.top_k, |k| k as usize),

@@ -7,6 +7,7 @@ use anyhow::Result;
 use crate::args::SelftestArgs;
 use crate::report;
 
+#[allow(clippy::unnecessary_wraps, reason = "verbs share a signature")]
 pub(crate) fn run(args: &SelftestArgs) -> Result<ExitCode> {
     let reports = compute::selftest::selftest();
     let failed = reports.iter().filter(|report| !report.equal).count();

@@ -180,7 +180,7 @@ impl Loader<'_> {
     /// A whole matrix, rows as in the file.
     fn matrix(&mut self, tensor: &TensorInfo) -> Result<WeightId, LoadError> {
         let (n_out, _) = matrix_shape(tensor);
-        self.rows(tensor, &[0..n_out])
+        self.rows(tensor, std::slice::from_ref(&(0..n_out)))
     }
 
     /// A matrix made of runs of the tensor's rows.

@@ -117,7 +117,7 @@ impl SamplerConfig {
     }
 }
 
-/// SplitMix64 (Steele, Lea and Flood 2014): small, and the same for ever.
+/// `SplitMix64` (Steele, Lea and Flood 2014): small, and the same for ever.
 #[derive(Debug, Clone)]
 struct SplitMix64(u64);
 

@@ -199,6 +199,9 @@ impl<'a> Prompt<'a> {
     }
 
     /// The usual: logits after the last token.
+    ///
+    /// # Panics
+    /// If there is no token, or `pass_rows` is not on the grid.
     pub fn new(tokens: &'a [u32], pass_rows: usize) -> Self {
         assert!(!tokens.is_empty(), "a prompt has at least one token");
         assert!(

@@ -110,6 +110,9 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// [`TemplateError::Render`], with the template's own words.
+    ///
+    /// # Panics
+    /// Never: the template was added when it was parsed.
     pub fn render(
         &self,
         messages: &Json,
@@ -141,6 +144,7 @@ fn reason(error: &Error) -> String {
 }
 
 /// `tojson` as Python writes it: `, ` and `: ` between, non-ASCII kept, nothing escaped for HTML.
+#[allow(clippy::needless_pass_by_value, reason = "the signature of a filter")]
 fn to_json(value: Serde<Json>, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = options.get("indent")?;
     let sort_keys: Option<bool> = options.get("sort_keys")?;

@@ -1,0 +1,330 @@
+//! Whole models: logits against other software's, backends against each other, and one test per knob that must not
+//! change a bit.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use compute::backend::{Activations, KvType};
+use expert_store::{DirectMode, FaultKind, FaultPlan};
+use memory_plan::Budget;
+use serde_json::Value;
+use session::{BackendKind, Engine, EngineOptions, Forced, LogitsRun, OpenModel, Sequence};
+use slot_pool::PolicyKind;
+use units::Bytes;
+
+fn data(name: &str) -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata")).join(name)
+}
+
+fn demo() -> PathBuf {
+    data("../models/sakia-demo-Q4_K_M.gguf")
+}
+
+/// GGUF entries of the manifest whose families are supported: path, expected file, tolerance.
+fn entries() -> Vec<(PathBuf, PathBuf, f32)> {
+    let manifest: Value =
+        serde_json::from_slice(&std::fs::read(data("fixtures/manifest.json")).unwrap()).unwrap();
+    let models = manifest["models"].as_array().unwrap().iter();
+    let entries = models.flat_map(|model| model["entries"].as_array().unwrap());
+    entries
+        .filter(|entry| entry["format"] == "gguf" && entry["arch"] != "qwen4_exp")
+        .map(|entry| {
+            let file = |name: &Value| data("fixtures").join(name.as_str().unwrap());
+            (
+                file(&entry["path"][0]),
+                file(&entry["expected"]),
+                entry["logits_abs_tol"].as_f64().unwrap() as f32,
+            )
+        })
+        .collect()
+}
+
+/// f32 and i32 tensors of a safetensors file.
+struct Expected(BTreeMap<String, Vec<u8>>);
+
+impl Expected {
+    fn read(path: &Path) -> Self {
+        let bytes = std::fs::read(path).unwrap();
+        let n = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let header: BTreeMap<String, Value> = serde_json::from_slice(&bytes[8..8 + n]).unwrap();
+        let tensors =
+            header.into_iter().filter(|(name, _)| name != "__metadata__").map(|(name, entry)| {
+                let [start, end] =
+                    [0, 1].map(|i| entry["data_offsets"][i].as_u64().unwrap() as usize + 8 + n);
+                (name, bytes[start..end].to_vec())
+            });
+        Self(tensors.collect())
+    }
+
+    fn floats(&self, name: &str) -> Vec<f32> {
+        self.0[name].as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+    }
+
+    fn ids(&self, name: &str) -> Vec<u32> {
+        self.0[name].as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect()
+    }
+}
+
+fn options() -> EngineOptions {
+    let mut options = EngineOptions::new(Budget::detect(Some(Bytes::gib(1))).unwrap());
+    (options.activations, options.kv, options.threads) = (Activations::F32, KvType::F32, 2);
+    (options.context, options.logit_rows) = (Some(256), 16);
+    options
+}
+
+fn engine(path: &Path, options: EngineOptions) -> Engine {
+    Engine::load(OpenModel::open(path).unwrap(), options, &mut |_| {}).unwrap()
+}
+
+fn logits(path: &Path, tokens: &[u32], options: EngineOptions) -> Vec<f32> {
+    let mut engine = engine(path, options);
+    let mut sequence = Sequence::open(&mut engine.network).unwrap();
+    let mut all = Vec::new();
+    let run = LogitsRun { tokens, pass_rows: engine.plan.pass_rows as usize };
+    run.run(&mut engine.network, &mut sequence, &mut |logits| all.extend_from_slice(logits))
+        .unwrap();
+    all
+}
+
+fn npy(name: &str) -> Vec<u8> {
+    let bytes = std::fs::read(data("demo").join(name)).unwrap();
+    let header = usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
+    bytes[10 + header..].to_vec()
+}
+
+fn words<T>(bytes: &[u8], word: impl Fn([u8; 4]) -> T) -> Vec<T> {
+    bytes.as_chunks::<4>().0.iter().map(|b| word(*b)).collect()
+}
+
+fn argmax(logits: &[f32]) -> (usize, f32) {
+    let best = (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap();
+    let second =
+        (0..logits.len()).filter(|i| *i != best).map(|i| logits[i]).fold(f32::MIN, f32::max);
+    (best, logits[best] - second)
+}
+
+#[test]
+fn logits_agree_with_other_software_for_every_family_and_layout() {
+    let entries = entries();
+    assert_eq!(entries.len(), 9);
+    for (path, expected, tolerance) in entries {
+        let expected = Expected::read(&expected);
+        let (ids, reference) = (expected.ids("input_ids"), expected.floats("logits"));
+        let got = logits(&path, &ids, options());
+        assert_eq!(got.len(), reference.len());
+        let worst = got.iter().zip(&reference).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(worst <= tolerance, "{}: {worst}, tolerance {tolerance}", path.display());
+    }
+}
+
+#[test]
+fn greedy_continuations_agree_where_the_margin_allows() {
+    for (path, expected, tolerance) in entries() {
+        let expected = Expected::read(&expected);
+        let (ids, greedy, margins) = (
+            expected.ids("input_ids"),
+            expected.ids("greedy_ids"),
+            expected.floats("greedy_margin"),
+        );
+        let mut engine = engine(&path, options());
+        let mut sequence = Sequence::open(&mut engine.network).unwrap();
+        let pass_rows = engine.plan.pass_rows as usize;
+        let run = Forced { prompt: &ids, forced: &greedy[..greedy.len() - 1], pass_rows };
+        let outcome = run.run(&mut engine.network, &mut sequence).unwrap();
+        let certain = margins.iter().take_while(|margin| **margin > 4.0 * tolerance).count();
+        assert!(certain > 0, "{}", path.display());
+        assert_eq!(outcome.likeliest[..certain], greedy[..certain], "{}", path.display());
+    }
+}
+
+#[test]
+fn all_backends_give_the_same_bits() {
+    for (path, expected, _) in entries() {
+        let ids = Expected::read(&expected).ids("input_ids");
+        for (activations, kv) in [(Activations::F32, KvType::F32), (Activations::Q8, KvType::F16)] {
+            let with = |backend| {
+                logits(&path, &ids, EngineOptions { backend, activations, kv, ..options() })
+            };
+            let reference = with(BackendKind::Reference);
+            for backend in [BackendKind::Cpu, BackendKind::Deferred] {
+                assert!(
+                    with(backend) == reference,
+                    "{} {backend:?} {activations:?}",
+                    path.display()
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn the_demo_model_agrees_with_its_reference() {
+    for (text, step) in [("chat", 1), ("prose", 2), ("code", 1)] {
+        let ids = words(&npy(&format!("ids_{text}.npy")), u32::from_le_bytes);
+        let reference = words(&npy(&format!("logits_{text}.npy")), f32::from_le_bytes);
+        let got = logits(&demo(), &ids, EngineOptions { kv: KvType::F16, ..options() });
+        let vocab = got.len() / ids.len();
+        for (row, expected) in reference.chunks_exact(vocab).enumerate() {
+            let got = &got[row * step * vocab..][..vocab];
+            let worst = got.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(worst <= 1e-2, "{text} position {}: {worst}", row * step);
+            let (best, margin) = argmax(expected);
+            assert!(margin <= 0.1 || argmax(got).0 == best, "{text} position {}", row * step);
+        }
+    }
+}
+
+/// Logits of a prompt and the likeliest tokens of a forced continuation, with everything as users have it.
+fn run(path: &Path, tokens: &[u32], change: impl Fn(&mut EngineOptions)) -> (Vec<f32>, Vec<u32>) {
+    let mut options = EngineOptions { activations: Activations::Q8, kv: KvType::F16, ..options() };
+    options.context = Some(512);
+    change(&mut options);
+    let all = logits(path, tokens, options.clone());
+    let mut engine = engine(path, options);
+    let mut sequence = Sequence::open(&mut engine.network).unwrap();
+    let (prompt, forced) = tokens.split_at(tokens.len() / 2);
+    let run = Forced { prompt, forced, pass_rows: engine.plan.pass_rows as usize };
+    (all, run.run(&mut engine.network, &mut sequence).unwrap().likeliest)
+}
+
+/// Two texts long enough for several passes: one of a fixture, one of the demo model.
+fn subjects() -> Vec<(PathBuf, Vec<u32>)> {
+    let (path, expected, _) =
+        entries().into_iter().find(|e| e.0.ends_with("qwen3_next-k/kq.gguf")).unwrap();
+    let ids = Expected::read(&expected).ids("input_ids");
+    let demo_ids = words(&npy("ids_prose.npy"), u32::from_le_bytes);
+    vec![(path, ids.repeat(3)), (demo(), demo_ids.repeat(2))]
+}
+
+fn unchanged_by(knob: &str, changes: &[&dyn Fn(&mut EngineOptions)]) {
+    for (path, tokens) in subjects() {
+        let usual = run(&path, &tokens, |_| {});
+        for (i, change) in changes.iter().enumerate() {
+            assert!(run(&path, &tokens, change) == usual, "{knob} {i} changes {}", path.display());
+        }
+    }
+}
+
+#[test]
+fn output_never_depends_on_the_number_of_slots() {
+    for (path, tokens) in subjects() {
+        let config = OpenModel::open(&path).unwrap().model.config;
+        let all = config.n_layers * config.n_experts;
+        let usual = run(&path, &tokens, |_| {});
+        for slots in [config.top_k + 1, all / 4, all / 2, all] {
+            let slots = slots.max(config.top_k + 1);
+            let got = run(&path, &tokens, |options| options.slots = Some(slots));
+            assert!(got == usual, "{slots} of {all} slots change {}", path.display());
+        }
+    }
+}
+
+#[test]
+fn output_never_depends_on_the_policy() {
+    unchanged_by(
+        "policy",
+        &[&|o| (o.policy, o.slots) = (PolicyKind::Lru, Some(20)), &|o| o.slots = Some(20)],
+    );
+}
+
+#[test]
+fn output_never_depends_on_threads() {
+    unchanged_by("threads", &[&|o| o.threads = 1, &|o| o.threads = 4]);
+}
+
+#[test]
+fn output_never_depends_on_the_pass_length() {
+    unchanged_by(
+        "pass",
+        &[&|o| o.pass_rows = Some(64), &|o| o.pass_rows = Some(192), &|o| o.pass_rows = Some(1024)],
+    );
+}
+
+#[test]
+fn output_never_depends_on_how_files_are_read() {
+    unchanged_by("reads", &[&|o| o.direct = DirectMode::Off]);
+}
+
+#[test]
+fn a_failed_read_is_an_error_or_harmless_at_every_read() {
+    let (path, expected, _) =
+        entries().into_iter().find(|e| e.0.ends_with("qwen3_moe-a/f32.gguf")).unwrap();
+    let tokens = Expected::read(&expected).ids("input_ids");
+    let usual = logits(&path, &tokens, EngineOptions { slots: Some(5), ..options() });
+    for kind in [
+        FaultKind::Short(7),
+        FaultKind::Error(5),
+        FaultKind::Delay(std::time::Duration::from_millis(1)),
+        FaultKind::Hold(3),
+    ] {
+        let mut read = 0;
+        loop {
+            let faults = FaultPlan::nth(read, kind);
+            let options =
+                EngineOptions { slots: Some(5), faults: Some(faults.clone()), ..options() };
+            let outcome = Engine::load(OpenModel::open(&path).unwrap(), options, &mut |_| {});
+            if let Ok(mut engine) = outcome {
+                let mut sequence = Sequence::open(&mut engine.network).unwrap();
+                let run = LogitsRun { tokens: &tokens, pass_rows: 64 };
+                for attempt in 0..2 {
+                    // The second attempt meets no fault: it shows that no slot was lost.
+                    let mut all = Vec::new();
+                    let outcome = run.run(&mut engine.network, &mut sequence, &mut |logits| {
+                        all.extend_from_slice(logits)
+                    });
+                    match outcome {
+                        Ok(_) => {
+                            assert!(all == usual, "{kind:?} at read {read} gives wrong logits")
+                        }
+                        Err(error) => assert!(attempt == 0, "{kind:?} at read {read}: {error}"),
+                    }
+                }
+            }
+            if faults.fired() == 0 {
+                break;
+            }
+            // Every early read, then every seventh: all layers and waves are met.
+            read += if read < 40 { 1 } else { 7 };
+        }
+        assert!(read > 40, "{kind:?} was tried on {read} reads only");
+    }
+}
+
+#[test]
+fn a_damaged_router_or_head_is_an_error_and_not_a_token() {
+    for (file, words) in [("router_nan.gguf", "router"), ("output_inf.gguf", "logits")] {
+        let mut engine = engine(&data("fixtures/bad/gguf").join(file), options());
+        let mut sequence = Sequence::open(&mut engine.network).unwrap();
+        let run = LogitsRun { tokens: &[1, 2, 3], pass_rows: 64 };
+        let error = run.run(&mut engine.network, &mut sequence, &mut |_| {}).unwrap_err();
+        assert!(error.to_string().contains(words), "{file}: {error}");
+    }
+}
+
+#[test]
+fn a_reused_turn_has_the_bits_of_a_cold_one() {
+    let tokens = words(&npy("ids_prose.npy"), u32::from_le_bytes).repeat(3);
+    let last = |engine: &mut Engine, sequence: &mut Sequence, tokens: &[u32]| {
+        let mut logits = Vec::new();
+        let prompt = session::Prompt::new(tokens, 64);
+        let phase = sequence
+            .prefill(&mut engine.network, &prompt, &mut |_, row| logits = row.to_vec())
+            .unwrap();
+        (logits, phase.tokens)
+    };
+    let mut warm = engine(&demo(), options());
+    let mut sequence = Sequence::open(&mut warm.network).unwrap();
+    last(&mut warm, &mut sequence, &tokens[..150]);
+    sequence.step(&mut warm.network, tokens[150], &mut |_| {}).unwrap();
+    let (reused, read) = last(&mut warm, &mut sequence, &tokens[..200]);
+    let mut cold = engine(&demo(), options());
+    let mut sequence = Sequence::open(&mut cold.network).unwrap();
+    let (fresh, all) = last(&mut cold, &mut sequence, &tokens[..200]);
+    assert!(reused == fresh);
+    assert_eq!(
+        (read, all),
+        (200 - 128, 200),
+        "the second turn starts at the last pass of the first"
+    );
+}
