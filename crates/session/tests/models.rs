@@ -271,11 +271,11 @@ fn a_failed_read_is_an_error_or_harmless_at_every_read() {
                     // The second attempt meets no fault: it shows that no slot was lost.
                     let mut all = Vec::new();
                     let outcome = run.run(&mut engine.network, &mut sequence, &mut |logits| {
-                        all.extend_from_slice(logits)
+                        all.extend_from_slice(logits);
                     });
                     match outcome {
                         Ok(_) => {
-                            assert!(all == usual, "{kind:?} at read {read} gives wrong logits")
+                            assert!(all == usual, "{kind:?} at read {read} gives wrong logits");
                         }
                         Err(error) => assert!(attempt == 0, "{kind:?} at read {read}: {error}"),
                     }

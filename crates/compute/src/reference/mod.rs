@@ -10,11 +10,6 @@
     reason = "a definition must be compiled inside the function of the instruction set that calls it"
 )]
 
-#![allow(
-    clippy::inline_always,
-    reason = "callers compile these functions anew for their instruction set"
-)]
-
 pub(crate) mod attention;
 pub(crate) mod combine;
 pub(crate) mod delta_rule;
