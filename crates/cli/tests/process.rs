@@ -1,0 +1,139 @@
+//! The program as a user runs it: exit codes, output, and the memory promise in child processes.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn root(name: &str) -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(name)
+}
+
+fn sakia(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sakia"));
+    command.args(args).env_remove("SAKIA_MODEL").current_dir(root(""));
+    command.output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn the_demo_answers_by_streaming_and_stays_under_its_budget() {
+    let folder = tempfile::tempdir().unwrap();
+    let receipt = folder.path().join("run.json");
+    let output = sakia(&[
+        "run",
+        "What is a compiler?",
+        "--temperature",
+        "0",
+        "--receipt",
+        receipt.to_str().unwrap(),
+    ]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stdout(&output).contains("translates source code"), "{}", stdout(&output));
+    assert!(!stdout(&output).contains("think"), "an empty think block is not shown");
+    let receipt: Value = serde_json::from_slice(&std::fs::read(&receipt).unwrap()).unwrap();
+    let number = |path: &str| receipt.pointer(path).and_then(Value::as_u64).unwrap();
+    assert!(number("/prefill/hits") + number("/decode/hits") > 0);
+    assert!(number("/prefill/misses") + number("/decode/misses") > 0);
+    assert!(number("/decode/read_bytes") > 0);
+    assert!(2 * number("/slots") < number("/experts"), "fewer than half of the experts fit");
+    assert!(number("/peak_rss_bytes") <= number("/budget_bytes"), "{receipt:#}");
+}
+
+#[test]
+fn a_long_prompt_stays_under_every_budget() {
+    let ids: Vec<String> = (0..900).map(|i| (i * 37 % 8000).to_string()).collect();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("ids.txt");
+    std::fs::write(&file, ids.join(" ")).unwrap();
+    for (memory, extra) in [("36MiB", "64"), ("44MiB", "64"), ("64MiB", "256")] {
+        let args =
+            ["bench", "--memory", memory, "--pass", extra, "--ids-file", file.to_str().unwrap()];
+        let output = sakia(&[&args[..], &["-p", "880", "-n", "20", "--context", "1024"]].concat());
+        assert!(output.status.success(), "{memory}: {}", stderr(&output));
+        let receipt: Value = serde_json::from_str(&stdout(&output)).unwrap();
+        let (peak, budget) = (
+            receipt["peak_rss_bytes"].as_u64().unwrap(),
+            receipt["budget_bytes"].as_u64().unwrap(),
+        );
+        assert!(peak <= budget, "{memory}: peak {peak} of {budget}");
+    }
+}
+
+#[test]
+fn the_plan_sums_to_less_than_the_budget() {
+    let output = sakia(&["plan", "--memory", "40MiB", "--json"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let plan: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    let terms: u64 =
+        plan["terms"].as_array().unwrap().iter().map(|term| term["bytes"].as_u64().unwrap()).sum();
+    assert_eq!(terms, plan["total"].as_u64().unwrap());
+    assert!(terms <= 40 << 20);
+    let refused = sakia(&["plan", "--memory", "8MiB"]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(stderr(&refused).contains("hint: use"), "{}", stderr(&refused));
+}
+
+#[test]
+fn a_broken_file_is_named_by_its_class() {
+    for (file, class) in
+        [("magic_wrong", "format"), ("arch_unknown", "unsupported"), ("topk_zero", "config")]
+    {
+        let path = root("testdata/fixtures/bad/gguf").join(format!("{file}.gguf"));
+        let output = sakia(&["inspect", "--json", "-m", path.to_str().unwrap()]);
+        assert_eq!(output.status.code(), Some(1));
+        let error: Value = serde_json::from_str(&stdout(&output)).unwrap();
+        assert_eq!(error["error"]["class"], class, "{file}");
+        assert!(stderr(&output).contains(file), "the message names the file");
+    }
+}
+
+#[test]
+fn experts_pass_parity_and_kernels_their_selftest() {
+    for kind in ["gate", "up", "down"] {
+        let output =
+            sakia(&["parity", "--layer", "3", "--expert", "7", "--kind", kind, "--rows", "5..77"]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert!(stdout(&output).contains("bytes and products equal"), "{}", stdout(&output));
+    }
+    let output = sakia(&["selftest"]);
+    assert!(output.status.success(), "{}", stdout(&output));
+}
+
+#[test]
+fn text_goes_to_ids_and_back() {
+    let output = sakia(&["tokenize", "<|im_start|>user\nHello"]);
+    let ids = stdout(&output).trim().replace(' ', ",");
+    assert!(output.status.success() && ids.split(',').count() > 2, "{ids}");
+    assert_eq!(stdout(&sakia(&["tokenize", "--decode", &ids])), "<|im_start|>user\nHello\n");
+}
+
+#[test]
+fn senseless_requests_are_refused_with_words() {
+    for (args, words) in [
+        (&["run", "x", "--temperature", "-1"][..], "temperature"),
+        (&["run", "x", "--top-p", "2"][..], "top-p"),
+        (&["run", "x", "--pass", "65"][..], "multiple of 64"),
+        (&["run", "x", "--slots", "2"][..], "slots"),
+        (&["run", "x", "-m", "/nowhere.gguf"][..], "/nowhere.gguf"),
+        (&["logits", "--ids", "999999", "--out", "x.npy"][..], "999999"),
+        (&["parity", "--layer", "99", "--expert", "0", "--kind", "up"][..], "layers 0..8"),
+    ] {
+        let output = sakia(args);
+        assert!(!output.status.success(), "{args:?}");
+        assert!(stderr(&output).contains(words), "{args:?}: {}", stderr(&output));
+        assert!(!stderr(&output).contains("panicked"), "{args:?}: {}", stderr(&output));
+    }
+    assert!(
+        !root("x.npy").exists() && !root("x.npy.partial").exists(),
+        "nothing half-written is left"
+    );
+}
