@@ -218,25 +218,25 @@ pub(crate) struct RunArgs {
 #[command(next_help_heading = "Sampling")]
 pub(crate) struct SamplingArgs {
     /// 0 = always the likeliest token
-    #[arg(long, value_name = "T")]
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
     pub(crate) temperature: Option<f32>,
     /// Only the K likeliest tokens; 0 = all
     #[arg(long, value_name = "K")]
     pub(crate) top_k: Option<u32>,
     /// Only the likeliest tokens that sum to P
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub(crate) top_p: Option<f32>,
     /// Only tokens at least P times as likely as the likeliest
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub(crate) min_p: Option<f32>,
     /// Divide the logits of recent tokens by this
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub(crate) repeat_penalty: Option<f32>,
     /// Subtract from the logits of tokens that occurred
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub(crate) presence_penalty: Option<f32>,
     /// Subtract for each time a token occurred
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub(crate) frequency_penalty: Option<f32>,
     /// Seed of the random numbers [default: from the clock]
     #[arg(long, value_name = "N")]

@@ -267,8 +267,9 @@ fn a_failed_read_is_an_error_or_harmless_at_every_read() {
             if let Ok(mut engine) = outcome {
                 let mut sequence = Sequence::open(&mut engine.network).unwrap();
                 let run = LogitsRun { tokens: &tokens, pass_rows: 64 };
-                for attempt in 0..2 {
-                    // The second attempt meets no fault: it shows that no slot was lost.
+                for _ in 0..3 {
+                    // An attempt after the fault meets none: it shows that no slot was lost.
+                    let before = faults.fired();
                     let mut all = Vec::new();
                     let outcome = run.run(&mut engine.network, &mut sequence, &mut |logits| {
                         all.extend_from_slice(logits);
@@ -277,7 +278,9 @@ fn a_failed_read_is_an_error_or_harmless_at_every_read() {
                         Ok(_) => {
                             assert!(all == usual, "{kind:?} at read {read} gives wrong logits");
                         }
-                        Err(error) => assert!(attempt == 0, "{kind:?} at read {read}: {error}"),
+                        Err(error) => {
+                            assert!(faults.fired() > before, "{kind:?} at read {read}: {error}")
+                        }
                     }
                 }
             }
