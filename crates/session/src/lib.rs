@@ -1,6 +1,6 @@
 //! Text in, text out: opens a model under a budget, reads prompts, generates tokens, keeps the record of it.
 //!
-//! Start at [`Engine::load`] and [`generate`].
+//! Start at [`Engine::load`] and [`generate()`].
 
 mod engine;
 mod generate;
