@@ -9,7 +9,7 @@
 //! 3. Every operation works on the ragged rows of the pass; a row's bits depend on its own inputs, position and
 //!    role only.
 //! 4. The backend owns all memory that it computes on: weights, slots, KV cache, recurrent state, snapshots.
-//! 5. There are always three implementations, one of them deliberately late ([`crate::deferred`]).
+//! 5. There are always three implementations, one of them deliberately late ([`crate::deferred()`]).
 
 use std::ops::Range;
 use std::ptr::NonNull;

@@ -2,7 +2,7 @@
 //!
 //! [`backend`] says what can be computed and by which rules. [`host`] is what backends on the host share: memory,
 //! residency, order of operations. `reference/` holds the scalar definition of every kernel, `cpu/` the same with
-//! SIMD and threads, [`deferred`] runs another backend late on purpose.
+//! SIMD and threads, [`deferred()`] runs another backend late on purpose.
 //!
 //! Bits are the contract: a row's result depends on its own inputs, its position and its role, never on who else is
 //! in the call, on threads, or on the instruction set.
@@ -34,7 +34,7 @@ pub fn reference(options: Options) -> Box<dyn Backend> {
     Box::new(host::HostBackend::new(kernels, options.kv))
 }
 
-/// SIMD and threads; the same bits as [`reference`]. Where the system refuses threads, fewer do the work.
+/// SIMD and threads; the same bits as [`reference()`]. Where the system refuses threads, fewer do the work.
 pub fn cpu(options: Options) -> Box<dyn Backend> {
     Box::new(host::HostBackend::new(cpu::CpuKernels::new(options), options.kv))
 }

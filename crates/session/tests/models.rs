@@ -279,7 +279,7 @@ fn a_failed_read_is_an_error_or_harmless_at_every_read() {
                             assert!(all == usual, "{kind:?} at read {read} gives wrong logits");
                         }
                         Err(error) => {
-                            assert!(faults.fired() > before, "{kind:?} at read {read}: {error}")
+                            assert!(faults.fired() > before, "{kind:?} at read {read}: {error}");
                         }
                     }
                 }

@@ -1,6 +1,6 @@
 //! Kernels for CPUs: portable code and AVX2, on a pool of threads.
 //!
-//! The definitions are in [`crate::reference`] and in `quant`; everything here gives their bits, for every
+//! The definitions are in `reference` and in `quant`; everything here gives their bits, for every
 //! instruction set and number of threads. [`dot`] and [`attention`] are written by hand, [`instances`] are the
 //! definitions compiled anew, and the rest says how work is cut into tasks. No sum is ever split over tasks.
 
