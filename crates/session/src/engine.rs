@@ -202,6 +202,8 @@ pub struct Engine {
     pub checkpoint: Checkpoint,
     /// As given by the user.
     pub path: PathBuf,
+    /// Bytes that the process had written before; a program that started this one may have written many.
+    pub(crate) written_before: u64,
 }
 
 impl Engine {
@@ -239,7 +241,8 @@ impl Engine {
                 .collect(),
         };
         let network = Network::load(&model, backend(&options), stream, network_options, progress)?;
-        Ok(Self { plan, options, network, tokenizer, checkpoint, path })
+        let written_before = crate::receipt::written_bytes();
+        Ok(Self { plan, options, network, tokenizer, checkpoint, path, written_before })
     }
 }
 

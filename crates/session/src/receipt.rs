@@ -132,7 +132,7 @@ impl Receipt {
             decode: decode.into(),
             generated_tokens: output.len() as u64,
             output_hash: hash_tokens(output),
-            written_bytes: written_bytes(),
+            written_bytes: written_bytes().saturating_sub(engine.written_before),
             token_us: Vec::new(),
         }
     }
@@ -145,7 +145,7 @@ pub fn of_forced(engine: &Engine, outcome: &ForcedOutcome) -> Receipt {
 }
 
 /// Bytes that this process caused to be written to storage; 0 where the system does not tell.
-fn written_bytes() -> u64 {
+pub(crate) fn written_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/self/io").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("write_bytes:"));
     line.and_then(|number| number.trim().parse().ok()).unwrap_or(0)
