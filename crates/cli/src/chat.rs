@@ -121,7 +121,7 @@ impl<'a> Chat<'a> {
             output.push(token);
             if !tokenizer.is_special(token) || self.args.think {
                 match tokenizer.token_bytes(token) {
-                    Ok(bytes) => show(&stream.push(&bytes), &mut answer),
+                    Ok(bytes) => show(&stream.push(bytes), &mut answer),
                     Err(error) => failed = Some(error),
                 }
             }

@@ -21,5 +21,5 @@ pub use receipt::Receipt;
 pub use sampler::{Sampler, SamplerConfig, SamplerError};
 pub use sequence::{GRID, Phase, Prompt, Sequence};
 pub use stream::TextStream;
-pub use template::{ChatTemplate, RenderOptions, TemplateError};
+pub use template::{ChatTemplate, Message, RenderOptions, TemplateError};
 pub use tokenizer::{Specials, Tokenizer, TokenizerError};

@@ -1,19 +1,37 @@
 //! The chat template that the model file carries, rendered the way Hugging Face's tools do.
+//!
+//! A template is a program from a file. It sees nothing but the messages and options, it cannot run for ever (fuel),
+//! and it cannot make more text than a limit. One thing is not kept from it: a list put into itself many thousand times
+//! and then printed overflows the stack inside minijinja, which has no limit for the depth of values.
 
-use std::fmt::Write;
+mod clock;
+mod json;
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+use std::io;
+use std::time::SystemTime;
 
 use checkpoint::Metadata;
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde, Value};
+use minijinja::value::{Serde, Value};
 use minijinja::{Environment, Error, ErrorKind};
-use serde_json::Value as Json;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value as Json};
 
 /// Used when the file has no template.
-const CHATML: &str = "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}";
+const CHATML: &str = "\
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\n' + (message.content or '') + '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}";
 
+/// Bytes of a template; the longest public ones have 20,000.
 const MAX_TEMPLATE_BYTES: usize = 1 << 20;
-/// Instructions of a rendering: a template that loops forever ends with an error.
-const FUEL: u64 = 50_000_000;
+/// Bytes of a rendered conversation, and of one value in it as JSON.
+const MAX_OUTPUT_BYTES: usize = 16 << 20;
+/// Steps of a rendering, and one more for each 64 bytes that it makes: a conversation of 5,000 messages takes a tenth.
+const FUEL: u64 = 5_000_000;
 
 /// Why a conversation cannot be rendered.
 #[derive(Debug, thiserror::Error)]
@@ -31,9 +49,46 @@ pub enum TemplateError {
         "the model's chat template cannot be parsed: {0}\n\nhint: `--raw` continues a prompt without a template"
     )]
     Parse(Error),
+    /// The rendered conversation is longer than any context.
+    #[error(
+        "the model's chat template makes more than {MAX_OUTPUT_BYTES} bytes of text of these messages"
+    )]
+    TooMuchText,
+    /// The template does not come to an end.
+    #[error("the model's chat template takes too many steps for these messages")]
+    TooManySteps,
     /// The template refused, or met something that it cannot handle.
     #[error("the model's chat template refuses these messages: {0}")]
     Render(String),
+}
+
+/// One message of a conversation, as templates know it.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Message {
+    /// `system`, `user`, `assistant`, `tool`: what the template accepts.
+    pub role: String,
+    /// Text, a list of parts, or null.
+    #[serde(default)]
+    pub content: Json,
+    /// What the model thought before the answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<Json>,
+    /// Calls that the model made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_calls: Option<Json>,
+    /// The call that this message answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_call_id: Option<Json>,
+    /// Anything else that the template knows.
+    #[serde(flatten)]
+    pub extra: Map<String, Json>,
+}
+
+impl Message {
+    /// A message of text.
+    pub fn text(role: &str, content: impl Into<String>) -> Self {
+        Self { role: role.to_owned(), content: Json::String(content.into()), ..Self::default() }
+    }
 }
 
 /// What a template is told beside the messages.
@@ -43,10 +98,10 @@ pub struct RenderOptions {
     pub add_generation_prompt: bool,
     /// Whether the model may think first; templates that cannot say ignore it.
     pub enable_thinking: Option<bool>,
-    /// Tools, as their JSON schemas.
+    /// Tools, as their JSON schemas; `none` for the template if absent.
     pub tools: Option<Json>,
     /// Anything else that the template knows.
-    pub extra: serde_json::Map<String, Json>,
+    pub extra: Map<String, Json>,
 }
 
 /// A parsed chat template.
@@ -59,10 +114,12 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// The template of a model file, or plain ChatML if it has none.
+    /// The template of a model file, or plain ChatML if it has none (see [`Self::is_fallback`]).
+    ///
+    /// - `token`: the text of a token, for `bos_token` and `eos_token`
     ///
     /// # Errors
-    /// The template cannot be parsed.
+    /// As [`Self::parse`].
     pub fn from_metadata(
         metadata: &Metadata,
         token: impl Fn(u32) -> Option<String>,
@@ -72,11 +129,12 @@ impl ChatTemplate {
             token(u32::try_from(id).ok()?)
         };
         let source = metadata.str("tokenizer.chat_template");
-        let mut template = Self::parse(source.unwrap_or(CHATML))?;
-        template.bos = special("bos").unwrap_or_default();
-        template.eos = special("eos").unwrap_or_default();
-        template.is_fallback = source.is_none();
-        Ok(template)
+        Ok(Self {
+            bos: special("bos").unwrap_or_default(),
+            eos: special("eos").unwrap_or_default(),
+            is_fallback: source.is_none(),
+            ..Self::parse(source.unwrap_or(CHATML))?
+        })
     }
 
     /// Parses a template.
@@ -96,9 +154,21 @@ impl ChatTemplate {
         environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, message))
         });
-        environment.add_filter("tojson", to_json);
-        environment.add_template_owned("chat", source.to_owned()).map_err(TemplateError::Parse)?;
+        environment.add_filter("tojson", json::to_json);
+        environment.add_filter("fromjson", json::from_json);
+        environment
+            .add_template_owned("chat", without_generation_tags(source).into_owned())
+            .map_err(TemplateError::Parse)?;
         Ok(Self { environment, bos: String::new(), eos: String::new(), is_fallback: false })
+    }
+
+    /// Gives the template a clock, in UTC. Without one it has no `strftime_now` and the same messages give the same
+    /// text for ever; templates that can do without ask whether it is defined.
+    #[must_use]
+    pub fn with_clock(mut self, now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Self {
+        self.environment
+            .add_function("strftime_now", move |format: String| clock::format(now(), &format));
+        self
     }
 
     /// Whether the file had no template.
@@ -108,29 +178,59 @@ impl ChatTemplate {
 
     /// Renders a conversation.
     ///
+    /// - `messages`: a list of [`Message`], or JSON of that form
+    ///
+    /// What a message contains goes into the text as it is: see [`crate::Specials`].
+    ///
     /// # Errors
-    /// [`TemplateError::Render`], with the template's own words.
+    /// [`TemplateError::Render`] with the template's own words, [`TemplateError::TooMuchText`],
+    /// [`TemplateError::TooManySteps`].
     ///
     /// # Panics
-    /// Never: the template was added when it was parsed.
-    pub fn render(
+    /// Never: a parsed template is there and writes text.
+    pub fn render<M: Serialize + ?Sized>(
         &self,
-        messages: &Json,
+        messages: &M,
         options: &RenderOptions,
     ) -> Result<String, TemplateError> {
+        let messages = serde_json::to_value(messages)
+            .map_err(|error| TemplateError::Render(error.to_string()))?;
         let mut context = options.extra.clone();
-        context.insert("messages".to_owned(), messages.clone());
+        context.insert("messages".to_owned(), messages);
         context.insert("add_generation_prompt".to_owned(), options.add_generation_prompt.into());
         context.insert("tools".to_owned(), options.tools.clone().unwrap_or(Json::Null));
-        context.insert("bos_token".to_owned(), self.bos.clone().into());
-        context.insert("eos_token".to_owned(), self.eos.clone().into());
+        context.insert("bos_token".to_owned(), self.bos.as_str().into());
+        context.insert("eos_token".to_owned(), self.eos.as_str().into());
         if let Some(enable) = options.enable_thinking {
             context.insert("enable_thinking".to_owned(), enable.into());
         }
         let template = self.environment.get_template("chat").expect("added when it was parsed");
-        template
-            .render(Value::from(Serde(context)))
-            .map_err(|error| TemplateError::Render(reason(&error)))
+        let mut text = Bounded(Vec::new());
+        match template.render_captured_to(Value::from(Serde(context)), &mut text) {
+            Ok(_) => Ok(String::from_utf8(text.0).expect("templates write text")),
+            Err(error) => Err(match error.kind() {
+                ErrorKind::WriteFailure => TemplateError::TooMuchText,
+                ErrorKind::OutOfFuel => TemplateError::TooManySteps,
+                _ => TemplateError::Render(reason(&error)),
+            }),
+        }
+    }
+}
+
+/// Text up to [`MAX_OUTPUT_BYTES`].
+struct Bounded(Vec<u8>);
+
+impl io::Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > MAX_OUTPUT_BYTES {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -143,57 +243,158 @@ fn reason(error: &Error) -> String {
     text
 }
 
-/// `tojson` as Python writes it: `, ` and `: ` between, non-ASCII kept, nothing escaped for HTML.
-#[allow(clippy::needless_pass_by_value, reason = "the signature of a filter")]
-fn to_json(value: Serde<Json>, options: Kwargs) -> Result<Value, Error> {
-    let indent: Option<usize> = options.get("indent")?;
-    let sort_keys: Option<bool> = options.get("sort_keys")?;
-    let _: Option<bool> = options.get("ensure_ascii")?;
-    options.assert_all_used()?;
-    let mut value = value.0;
-    if sort_keys == Some(true) {
-        value.sort_all_objects();
+/// `{% generation %}` marks text for training. It means nothing here: an `if true` takes its place and keeps the rules
+/// for white space.
+fn without_generation_tags(source: &str) -> Cow<'_, str> {
+    let mut out = String::new();
+    let mut rest = source;
+    while let Some(at) = rest.find("{%") {
+        let (before, tag) = rest.split_at(at);
+        out.push_str(before);
+        let Some((tag, after)) = tag.find("%}").map(|end| tag.split_at(end + 2)) else {
+            rest = tag;
+            break;
+        };
+        match tag.trim_matches(['{', '%', '}', '-', '+']).trim() {
+            "generation" => out.push_str(&tag.replacen("generation", "if true", 1)),
+            "endgeneration" => out.push_str(&tag.replacen("endgeneration", "endif", 1)),
+            _ => out.push_str(tag),
+        }
+        rest = after;
     }
-    let mut text = String::new();
-    write_json(&value, indent, 0, &mut text);
-    Ok(Value::from_safe_string(text))
+    if out.len() + rest.len() == source.len() && out == source[..out.len()] {
+        return Cow::Borrowed(source);
+    }
+    out.push_str(rest);
+    Cow::Owned(out)
 }
 
-fn write_json(value: &Json, indent: Option<usize>, depth: usize, out: &mut String) {
-    let newline = |out: &mut String, depth: usize| {
-        if let Some(width) = indent {
-            out.push('\n');
-            out.extend(std::iter::repeat_n(' ', width * depth));
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn render(source: &str) -> Result<String, TemplateError> {
+        let messages = [Message::text("user", "hi")];
+        ChatTemplate::parse(source)?.render(&messages, &RenderOptions::default())
+    }
+
+    fn check(source: &str, expected: &str) {
+        assert_eq!(render(source).unwrap(), expected, "{source}");
+    }
+
+    #[test]
+    fn messages_and_options_are_what_the_template_sees() {
+        let source = "{{ messages|tojson }} {{ tools is none }} {{ enable_thinking is defined }} \
+                      {{ add_generation_prompt }} {{ mood }}";
+        let template = ChatTemplate::parse(source).unwrap();
+        let mut call = Message::text("assistant", "x");
+        call.tool_calls = Some(Json::from(vec![1]));
+        let mut options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
+        options.extra.insert("mood".to_owned(), "good".into());
+        let expected =
+            r#"[{"role": "assistant", "content": "x", "tool_calls": [1]}] True False True good"#;
+        assert_eq!(template.render(&[call], &options).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_message_reads_back_from_json() {
+        let json = r#"{"role":"tool","content":null,"tool_call_id":"1","name":"f"}"#;
+        let message: Message = serde_json::from_str(json).unwrap();
+        assert_eq!(message.extra["name"], "f");
+        assert_eq!(serde_json::to_string(&message).unwrap(), json);
+    }
+
+    #[test]
+    fn white_space_follows_the_rules_of_public_templates() {
+        check("a\n  {% if true %}\n  b\n  {% endif %}\nc\n", "a\n  b\nc");
+        check("a {%- if true %} b {% endif -%} c", "a b c");
+    }
+
+    #[test]
+    fn marks_for_training_are_ignored() {
+        check("a {%- generation -%} b {% endgeneration %} {{ '{%' }} c", "ab  {% c");
+        check(
+            "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
+            "hi",
+        );
+    }
+
+    #[test]
+    fn a_template_speaks_for_itself_when_it_refuses() {
+        let error = render("\n{{ raise_exception('no ' ~ messages[0].role) }}").unwrap_err();
+        let expected =
+            "the model's chat template refuses these messages: no user (line 2 of the template)";
+        assert_eq!(error.to_string(), expected);
+        assert!(matches!(render("{{ messages[5].role }}"), Err(TemplateError::Render(_))));
+        assert!(matches!(render("{% if %}"), Err(TemplateError::Parse(_))));
+        let long = " ".repeat(MAX_TEMPLATE_BYTES + 1);
+        assert!(matches!(render(&long), Err(TemplateError::TooLong { .. })));
+    }
+
+    #[test]
+    fn a_hostile_template_ends_with_an_error() {
+        let loops =
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}";
+        assert!(matches!(render(loops), Err(TemplateError::TooManySteps)));
+        let text = "{% set x = 'x' * 1000000 %}{% for i in range(99) %}{{ x }}{% endfor %}";
+        assert!(matches!(render(text), Err(TemplateError::TooMuchText)));
+        for source in [
+            "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+            "{% set x = 'x' * 99999999999 %}",
+            "{% set ns = namespace(x=[]) %}{% for i in range(50) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x | tojson }}",
+            "{% set ns = namespace(x=[]) %}{% for i in range(50) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
+            "{% set ns = namespace(x=[]) %}{% for i in range(900) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x | tojson }}",
+            "{{ range(1000000000) | list }}",
+            "{% include 'chat' %}",
+        ] {
+            assert!(render(source).is_err(), "{source}");
         }
-    };
-    let between = |out: &mut String, i: usize| {
-        if i > 0 {
-            out.push_str(if indent.is_some() { "," } else { ", " });
-        }
-    };
-    match value {
-        Json::Array(items) if !items.is_empty() => {
-            out.push('[');
-            for (i, item) in items.iter().enumerate() {
-                between(out, i);
-                newline(out, depth + 1);
-                write_json(item, indent, depth + 1, out);
-            }
-            newline(out, depth);
-            out.push(']');
-        }
-        Json::Object(map) if !map.is_empty() => {
-            out.push('{');
-            for (i, (key, item)) in map.iter().enumerate() {
-                between(out, i);
-                newline(out, depth + 1);
-                out.push_str(&Json::String(key.clone()).to_string());
-                out.push_str(": ");
-                write_json(item, indent, depth + 1, out);
-            }
-            newline(out, depth);
-            out.push('}');
-        }
-        other => out.push_str(&other.to_string()),
+    }
+
+    #[test]
+    fn a_long_conversation_is_within_the_limits() {
+        let source = "{% for m in messages %}{% for n in messages[::-1] %}{% break %}{% endfor %}\
+                      {{ '<|im_start|>' + m.role + '\n' + m.content | trim + '<|im_end|>\n' }}{% endfor %}";
+        let message = Message::text("user", "word ".repeat(100));
+        let messages = vec![message; 5000];
+        let text =
+            ChatTemplate::parse(source).unwrap().render(&messages, &RenderOptions::default());
+        assert_eq!(text.unwrap().matches("<|im_start|>").count(), 5000);
+    }
+
+    #[test]
+    fn a_file_without_a_template_gets_plain_chatml() {
+        let template = ChatTemplate::from_metadata(&Metadata::default(), |_| None).unwrap();
+        assert!(template.is_fallback());
+        let messages = [
+            Message::text("user", "hi"),
+            Message { content: Json::Null, ..Message::text("assistant", "") },
+        ];
+        let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
+        let expected = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n<|im_start|>assistant\n";
+        assert_eq!(template.render(&messages, &options).unwrap(), expected);
+    }
+
+    #[test]
+    fn the_file_names_its_begin_and_end_tokens() {
+        use checkpoint::MetaValue;
+        let mut metadata = Metadata::default();
+        let source = "{{ bos_token }}{{ eos_token }}";
+        metadata.insert("tokenizer.chat_template".to_owned(), MetaValue::String(source.to_owned()));
+        metadata.insert("tokenizer.ggml.eos_token_id".to_owned(), MetaValue::U64(7));
+        let template =
+            ChatTemplate::from_metadata(&metadata, |id| Some(format!("<{id}>"))).unwrap();
+        let none: [Message; 0] = [];
+        assert_eq!(template.render(&none, &RenderOptions::default()).unwrap(), "<7>");
+        assert!(!template.is_fallback());
+    }
+
+    #[test]
+    fn time_comes_only_from_the_clock_that_was_given() {
+        let source = "{{ strftime_now('%d %B %Y') if strftime_now is defined else 'never' }}";
+        check(source, "never");
+        let template = ChatTemplate::parse(source).unwrap().with_clock(|| SystemTime::UNIX_EPOCH);
+        let none: [Message; 0] = [];
+        assert_eq!(template.render(&none, &RenderOptions::default()).unwrap(), "01 January 1970");
     }
 }

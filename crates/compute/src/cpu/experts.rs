@@ -171,7 +171,7 @@ impl Step<'_> {
     /// `inner = silu(gate · x) ∘ (up · x)`, `[pairs, width]`.
     fn gate_up(&self, machine: &mut Machine, width: usize, inner: &mut [f32]) {
         let (isa, inner) = (machine.isa, Scatter::new(inner));
-        machine.pool.run_with(&mut machine.locals, self.tasks.len(), |local, t| {
+        machine.run(self.tasks.len(), |local, t| {
             let task = self.tasks[t];
             let matrices = &self.groups[task.group].matrices;
             // SAFETY: tasks differ in weight rows or in pairs, so parts of different tasks do not overlap, and
@@ -203,7 +203,7 @@ impl Step<'_> {
     /// `outputs[output of the pair] = down · inner`, `[rows · top_k, hidden]`.
     fn down(&self, machine: &mut Machine, hidden: usize, outputs: &mut [f32]) {
         let (isa, outputs) = (machine.isa, Scatter::new(outputs));
-        machine.pool.run_with(&mut machine.locals, self.tasks.len(), |local, t| {
+        machine.run(self.tasks.len(), |local, t| {
             let task = self.tasks[t];
             let matrix = &self.groups[task.group].matrices.down;
             let place = |c: usize| {

@@ -24,7 +24,7 @@ pub(super) fn matmul(
     let out = Scatter::new(out);
     let isa = machine.isa;
     let n_tasks = n_out.div_ceil(rows) * column_groups;
-    machine.pool.run_with(&mut machine.locals, n_tasks, |local: &mut Local, task| {
+    machine.run(n_tasks, |local: &mut Local, task| {
         // Neighbouring tasks share weights.
         let first = task / column_groups * rows;
         let n = rows.min(n_out - first);

@@ -54,6 +54,29 @@ struct Local {
     delta: delta_rule::Scratch,
 }
 
+impl Local {
+    fn buffers(&mut self) -> impl Iterator<Item = &mut Vec<f32>> {
+        [&mut self.decoded, &mut self.up, &mut self.row].into_iter().chain(self.delta.buffers())
+    }
+}
+
+impl Machine {
+    /// [`Pool::run_with`] the threads' scratch.
+    ///
+    /// Which thread gets which task is chance, so a thread may meet a kernel long after the others. Giving every
+    /// thread the room that the roomiest has needed keeps that from allocating in the middle of decoding.
+    fn run(&mut self, n_tasks: usize, task: impl Fn(&mut Local, usize) + Sync) {
+        for buffer in 0..self.locals[0].buffers().count() {
+            let room = |local: &mut Local| local.buffers().nth(buffer).map_or(0, |b| b.capacity());
+            let most = self.locals.iter_mut().map(room).max().unwrap_or(0);
+            for place in self.locals.iter_mut().filter_map(|local| local.buffers().nth(buffer)) {
+                place.reserve_exact(most - place.len());
+            }
+        }
+        self.pool.run_with(&mut self.locals, n_tasks, task);
+    }
+}
+
 /// [`Kernels`] with SIMD and threads.
 pub(crate) struct CpuKernels {
     machine: Machine,

@@ -73,7 +73,7 @@ pub(super) fn short_conv(machine: &mut Machine, job: ShortConv<'_>) {
     let per_task = (TASK_VALUES / (n_rows * taps)).next_multiple_of(64);
     let (isa, scatter) = (machine.isa, Scatter::new(out));
     let job = ShortConv { x, channels, weight, taps, state, out: &mut [] };
-    machine.pool.run_with(&mut machine.locals, channels.div_ceil(per_task), |local, t| {
+    machine.run(channels.div_ceil(per_task), |local, t| {
         let range = t * per_task..channels.min((t + 1) * per_task);
         grow(&mut local.row, range.len());
         instances::conv_channels(isa, &job, range.clone(), &mut local.row, |row, values| {
@@ -91,7 +91,7 @@ pub(super) fn delta_rule(machine: &mut Machine, job: DeltaRule<'_>) {
     let DeltaRule { state, out, .. } = job;
     let job = DeltaRule { state: &mut [], out: &mut [], ..job };
     let (isa, state, out) = (machine.isa, Scatter::new(state), Scatter::new(out));
-    machine.pool.run_with(&mut machine.locals, nv, |local, head| {
+    machine.run(nv, |local, head| {
         // SAFETY: tasks differ in head, so neither the states nor the outputs below overlap.
         let state = unsafe { state.part(head * dk * dv..(head + 1) * dk * dv) };
         instances::delta_head(isa, &job, head, state, &mut local.delta, |row, o| {
@@ -118,7 +118,7 @@ pub(super) fn route(
     let first_bad = AtomicUsize::new(usize::MAX);
     let (isa, out) = (machine.isa, Scatter::new(out));
     let rows = (TASK_VALUES / (n_experts * top_k)).max(1);
-    machine.pool.run_with(&mut machine.locals, n_rows.div_ceil(rows), |local, t| {
+    machine.run(n_rows.div_ceil(rows), |local, t| {
         grow(&mut local.row, n_experts);
         for r in t * rows..n_rows.min((t + 1) * rows) {
             // SAFETY: rows differ, so their parts do not overlap.
@@ -143,7 +143,7 @@ pub(super) fn combine(machine: &mut Machine, job: Combine<'_>) {
     let Combine { routes, top_k, outputs, shared, hidden, to } = job;
     let n_rows = to.len() / hidden;
     let (isa, to) = (machine.isa, Scatter::new(to));
-    machine.pool.run_with(&mut machine.locals, n_rows, |local, r| {
+    machine.run(n_rows, |local, r| {
         grow(&mut local.row, hidden);
         let acc = &mut local.row[..hidden];
         let shared = shared.map(|(y, gates)| (&y[r * hidden..(r + 1) * hidden], gates[r]));

@@ -47,6 +47,12 @@ impl Scratch {
         self.beta.resize(CHUNK, 0.0);
     }
 
+    /// Its allocations.
+    pub(crate) fn buffers(&mut self) -> [&mut Vec<f32>; 6] {
+        let Self { q, k, n, o, log_decay, beta } = self;
+        [q, k, n, o, log_decay, beta]
+    }
+
     /// Bytes that it holds.
     pub(crate) fn bytes(&self) -> u64 {
         let floats = [&self.q, &self.k, &self.n, &self.o, &self.log_decay, &self.beta];
