@@ -145,7 +145,8 @@ impl ExpertStream {
             }
         }
         if let Some((key, source)) = failed {
-            self.pool.abort(wave.transaction);
+            let used_until = backend.submit();
+            self.pool.abort_until(wave.transaction, used_until);
             return Err(ForwardError::Read { key, source });
         }
         let deferred = wave.transaction.deferred.clone();

@@ -13,7 +13,13 @@ use session::{BackendKind, Engine, EngineOptions, Forced, LogitsRun, OpenModel, 
 use slot_pool::PolicyKind;
 use units::Bytes;
 
+/// A file of the test data; fixtures come from a larger set where `SAKIA_FIXTURES` names one.
 fn data(name: &str) -> PathBuf {
+    if let (Some(rest), Some(larger)) =
+        (name.strip_prefix("fixtures"), std::env::var_os("SAKIA_FIXTURES"))
+    {
+        return PathBuf::from(larger).join(rest.trim_start_matches('/'));
+    }
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata")).join(name)
 }
 

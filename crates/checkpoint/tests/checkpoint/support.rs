@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use checkpoint::{Checkpoint, CheckpointError, MemorySource, Model, bind, parse};
 use quant::BlockType;
 
-/// A file under `testdata/fixtures`.
+/// A file under `testdata/fixtures`, or under `$SAKIA_FIXTURES`, a larger set.
 pub(crate) fn fixture(name: &str) -> PathBuf {
-    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/fixtures")).join(name)
+    let here = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/fixtures");
+    std::env::var_os("SAKIA_FIXTURES").map_or_else(|| PathBuf::from(here), PathBuf::from).join(name)
 }
 
 /// A JSON file under `testdata/fixtures`.
