@@ -58,11 +58,13 @@ pub enum TemplateError {
     Parse(Error),
     /// The rendered conversation is longer than any context.
     #[error(
-        "the model's chat template makes more than {MAX_OUTPUT_BYTES} bytes of text of these messages"
+        "the model's chat template makes more than {MAX_OUTPUT_BYTES} bytes of text of these messages\n\nhint: `--raw` continues a prompt without a template"
     )]
     TooMuchText,
     /// The template does not come to an end.
-    #[error("the model's chat template takes too many steps for these messages")]
+    #[error(
+        "the model's chat template takes too many steps for these messages\n\nhint: `--raw` continues a prompt without a template"
+    )]
     TooManySteps,
     /// The template refused, or met something that it cannot handle.
     #[error("the model's chat template refuses these messages: {0}")]
@@ -257,7 +259,8 @@ fn on_thread<T: Send>(run: impl FnOnce() -> T + Send) -> Result<T, TemplateError
             .stack_size(STACK_BYTES)
             .spawn_scoped(scope, run)
             .map_err(TemplateError::Thread)?;
-        Ok(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        let failed = |_| TemplateError::Render("the template engine failed".to_owned());
+        thread.join().map_err(failed)
     })
 }
 
@@ -363,6 +366,10 @@ mod tests {
         let loops =
             "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}";
         assert!(matches!(render(loops), Err(TemplateError::TooManySteps)));
+        assert!(matches!(
+            render("{{ range(1000000000) | list }}"),
+            Err(TemplateError::TooManySteps)
+        ));
         let text = "{% set x = 'x' * 1000000 %}{% for i in range(99) %}{{ x }}{% endfor %}";
         assert!(matches!(render(text), Err(TemplateError::TooMuchText)));
         for source in [
@@ -371,7 +378,6 @@ mod tests {
             "{% set ns = namespace(x=[]) %}{% for i in range(50) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x | tojson }}",
             "{% set ns = namespace(x=[]) %}{% for i in range(50) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
             "{% set ns = namespace(x=[]) %}{% for i in range(900) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x | tojson }}",
-            "{{ range(1000000000) | list }}",
             "{% include 'chat' %}",
         ] {
             assert!(render(source).is_err(), "{source}");
@@ -408,7 +414,9 @@ mod tests {
                     "{{% macro m() %}}{{% endmacro %}}{{% set ns = namespace(x=[1]) %}}\
                      {{% for i in range(99999) %}}{{% set ns.x = {step} %}}{{% endfor %}}{print}"
                 );
-                assert!(matches!(render(&source), Err(TemplateError::Render(_))), "{source}");
+                let error = render(&source).unwrap_err().to_string();
+                let bounds = ["more than 160 deep", "may not be put into another value"];
+                assert!(bounds.iter().any(|bound| error.contains(bound)), "{source}: {error}");
             }
         }
     }
@@ -446,6 +454,26 @@ mod tests {
             "+''".repeat(990)
         );
         assert_eq!(render(&deepest).unwrap(), "");
+    }
+
+    #[test]
+    fn ranges_are_those_of_python() {
+        check("{{ range(3) }}{{ range(-3) }}{{ range(1, 3) }}", "[0, 1, 2][][1, 2]");
+        check("{{ range(0, 5, 2) }}{{ range(0, 6, 2) }}{{ range(5, 0) }}", "[0, 2, 4][0, 2, 4][]");
+        check(
+            "{{ range(5, 0, -2) }}{{ range(4, 0, -2) }}{{ range(0, 5, -1) }}",
+            "[5, 3, 1][4, 2][]",
+        );
+        let ends = "9223372036854775807, -9223372036854775807";
+        check(
+            &format!("{{{{ range({ends}, -9223372036854775807) }}}}"),
+            "[9223372036854775807, 0]",
+        );
+        assert!(matches!(
+            render(&format!("{{{{ range({ends}, -1) }}}}")),
+            Err(TemplateError::TooManySteps)
+        ));
+        assert!(matches!(render("{{ range(1, 2, 0) }}"), Err(TemplateError::Render(_))));
     }
 
     #[test]

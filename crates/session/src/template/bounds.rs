@@ -5,7 +5,8 @@
 //! namespace that holds itself has no end at all. So the compiled template gets checks between its instructions:
 //!
 //! - after what makes a value: containers are at most [`MAX_DEPTH`] deep and print as at most [`MAX_OUTPUT_BYTES`];
-//!   those that only promise their items (slices, `map`, `a + b`) become lists, since promises nest too
+//!   those that only promise their items (slices, `map`, `a + b`) become lists, since promises nest too; but not
+//!   the slice that a loop runs over and forgets
 //! - before an attribute of a namespace is set: no namespace may hold one, nor a list that a value is made of
 //! - after a namespace is looked up as a value: all that it holds prints within the same limit
 //!
@@ -30,18 +31,23 @@ const VISITS_PER_FUEL: u64 = 8;
 /// Bytes that a scalar or a container counts for, and once more for every level above it when it is indented.
 const NODE_BYTES: usize = 8;
 
+/// Numbers of a `range`.
+const MAX_RANGE: i128 = 100_000;
+
 /// Whether a new value must be replaced by a plain one.
-const IS_LAZY: &str = "lazy value";
+const IS_LAZY: &str = "lazy-value";
 /// As [`IS_LAZY`], for parts of a value that was checked.
-const IS_PART: &str = "lazy part";
+const IS_PART: &str = "lazy-part";
 /// The plain form of a value.
-const PLAIN: &str = "plain value";
+const PLAIN: &str = "plain-value";
 /// The plain form of a part.
-const PLAIN_PART: &str = "plain part";
+const PLAIN_PART: &str = "plain-part";
 /// Refuses what a namespace must not hold.
-const IS_STORABLE: &str = "storable value";
+const IS_STORABLE: &str = "storable-value";
 /// Refuses a namespace that is too large to be a value.
-const IS_SMALL: &str = "small namespace";
+const IS_SMALL: &str = "small-namespace";
+/// What `groupby` makes.
+const GROUP: &str = "::GroupTuple";
 /// No cached place of a test.
 const NOT_CACHED: u8 = u8::MAX;
 
@@ -76,6 +82,7 @@ pub(super) fn check_source(source: &str, syntax: SyntaxConfig) -> Result<(), Err
 pub(super) fn install(environment: &mut Environment<'_>) {
     environment.remove_global("debug");
     environment.remove_filter("pprint");
+    environment.add_function("range", range);
     environment.add_test(IS_LAZY, |state: &State, value: &Value| -> Result<bool, Error> {
         Ok(is_lazy(value) || Visit::new().run(state, value)?.is_some())
     });
@@ -97,6 +104,26 @@ pub(super) fn install(environment: &mut Environment<'_>) {
         state.consume_fuel(items.len() as u64 / VISITS_PER_FUEL)?;
         Ok(Value::from(items))
     });
+}
+
+/// `range(end)`, `range(start, end)`, `range(start, end, step)`.
+///
+/// # Errors
+/// A step of 0; or more numbers than a template has steps, as if it had counted them.
+fn range(first: i64, end: Option<i64>, step: Option<i64>) -> Result<Vec<i64>, Error> {
+    let (start, end) = end.map_or((0, first), |end| (first, end));
+    let step = step.unwrap_or(1);
+    let [from, to, by] = [start, end, step].map(i128::from);
+    let len = match by {
+        0 => return Err(refused("range: a step of 0".to_owned())),
+        1.. => (to - from + by - 1).div_euclid(by),
+        _ => (from - to - by - 1).div_euclid(-by),
+    };
+    if len > MAX_RANGE {
+        return Err(ErrorKind::OutOfFuel.into());
+    }
+    // In between: no multiple leaves the numbers that start and end are of.
+    Ok((0..len.max(0)).map(|i| (from + i * by) as i64).collect())
 }
 
 /// A compiled template with the checks.
@@ -166,6 +193,8 @@ impl Check {
             | I::CallFunction(..)
             | I::CallMethod(..)
             | I::CallObject(_) => Some(Self::Value { test: IS_LAZY, function: PLAIN }),
+            // A loop over a slice keeps nothing of it.
+            I::Slice if matches!(next, Some(I::PushLoop(_))) => None,
             I::Slice => Some(Self::Value { test: IS_PART, function: PLAIN_PART }),
             I::SetAttr(_) => Some(Self::Stored),
             I::Lookup(_) if !matches!(next, Some(I::GetAttr(_) | I::SetAttr(_))) => {
@@ -265,6 +294,8 @@ impl Visit {
     fn container(&mut self, value: &Value, depth: usize) -> Result<Option<Value>, Error> {
         let is_map = value.kind() == ValueKind::Map;
         let mut items = Vec::new();
+        // A group promises its items, but from a list of its own.
+        let is_group = type_has(value, GROUP);
         let mut is_same = !is_lazy(value);
         for item in value.try_iter()? {
             let key = self.value(&item, depth + 1)?;
@@ -274,7 +305,7 @@ impl Visit {
             is_same &= !matches!(plain, Some(Some(_)));
             items.push((key.unwrap_or(item), plain.flatten().or(held)));
         }
-        if is_same {
+        if is_same || is_group {
             return Ok(None);
         }
         if is_map {
@@ -296,7 +327,7 @@ fn is_plain(value: &Value) -> bool {
         ValueKind::Seq => {
             value.is_tuple()
                 || value.downcast_object_ref::<Vec<Value>>().is_some()
-                || type_has(value, "::GroupTuple")
+                || type_has(value, GROUP)
         }
         ValueKind::Map => type_has(value, "Map<minijinja::value::Value, minijinja::value::Value"),
         _ => false,
