@@ -15,9 +15,11 @@ mod config;
 mod directory;
 mod error;
 mod gguf;
+mod json;
 mod limits;
 mod metadata;
 mod records;
+mod safetensors;
 mod source;
 mod tensors;
 mod vocabulary;
@@ -29,6 +31,7 @@ pub use error::{CheckpointError, ErrorClass};
 pub use metadata::{MetaArray, MetaValue, Metadata, StringArray, Vocabulary};
 pub use quant::slot::{ExpertMatrices, SlotMatrix};
 pub use records::{DIRECT_ALIGN, ExpertRecord, LayerRecords, Piece, Pieces, Records};
+pub use safetensors::{Dtype, SafeTensor, parse_safetensors};
 pub use source::{MemorySource, Source};
 pub use tensors::{
     AttentionTensors, DeltaNetBa, DeltaNetInput, DeltaNetTensors, LayerTensors, MixerTensors,
