@@ -196,8 +196,8 @@ pub(crate) fn read(checkpoint: &Checkpoint) -> Result<ModelConfig, CheckpointErr
         rms_eps: keys.float("attention.layer_norm_rms_epsilon", 0.0, 1.0)? as f32,
         n_experts: n_experts as u32,
         top_k: top_k as u32,
-        // Implied by all three architectures: their GGUF files have no key for it.
-        norm_topk: true,
+        // Implied by the architectures in GGUF files, which have no key for it.
+        norm_topk: keys.flag("expert_weights_norm")?.unwrap_or(true),
         expert_width: width(&keys, "expert_feed_forward_length", "ffn_down_exps")?,
         shared_width,
         gated_attention: hybrid,
@@ -205,6 +205,19 @@ pub(crate) fn read(checkpoint: &Checkpoint) -> Result<ModelConfig, CheckpointErr
         delta_net: if hybrid { Some(delta_net(&keys)?) } else { None },
         context_length: keys.required("context_length", 1, limits::CONTEXT)? as u32,
     })
+}
+
+/// Experts of a layer, their width, and the width of the residual stream: what a matrix of an expert is held against.
+///
+/// # Errors
+/// Class `config` or `unsupported`.
+pub(crate) fn expert_sizes(checkpoint: &Checkpoint) -> Result<[u64; 3], CheckpointError> {
+    let keys = Keys { checkpoint, family: family(checkpoint)? };
+    Ok([
+        keys.required("expert_count", 1, limits::EXPERTS)?,
+        keys.required("expert_feed_forward_length", 1, limits::WIDTH)?,
+        keys.required("embedding_length", 1, limits::WIDTH)?,
+    ])
 }
 
 fn family(checkpoint: &Checkpoint) -> Result<Family, CheckpointError> {
@@ -349,9 +362,22 @@ fn delta_net(keys: &Keys<'_>) -> Result<DeltaNetShape, CheckpointError> {
         key_dim: key_dim as u32,
         value_dim: (inner / value_heads) as u32,
         conv_kernel: keys.required("ssm.conv_kernel", 1, limits::CONV_KERNEL)? as u32,
-        head_order: match keys.family {
+        head_order: head_order(keys)?,
+    })
+}
+
+/// Which order value heads are in: the original weights' where the metadata says so, GGUF's otherwise.
+fn head_order(keys: &Keys<'_>) -> Result<HeadOrder, CheckpointError> {
+    let key = "ssm.head_order";
+    match keys.get(key) {
+        Some(MetaValue::String(order)) if order == "grouped" => Ok(HeadOrder::Grouped),
+        Some(MetaValue::String(order)) if order == "tiled" => Ok(HeadOrder::Tiled),
+        Some(other) => {
+            Err(keys.error(key, other.kind().to_owned(), "`grouped` or `tiled`".to_owned()))
+        }
+        None => Ok(match keys.family {
             Family::Qwen35Moe => HeadOrder::Tiled,
             Family::Qwen3Moe | Family::Qwen3Next => HeadOrder::Grouped,
-        },
-    })
+        }),
+    }
 }

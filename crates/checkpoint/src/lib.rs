@@ -14,6 +14,7 @@ mod audit;
 mod config;
 mod directory;
 mod error;
+mod folder;
 mod gguf;
 mod json;
 mod limits;
@@ -53,6 +54,13 @@ pub struct Checkpoint {
     pub warnings: Vec<String>,
 }
 
+impl Checkpoint {
+    /// The file that the metadata comes from: for messages about it.
+    pub fn metadata_file(&self) -> &Path {
+        self.metadata.file().unwrap_or(&self.files[0].path)
+    }
+}
+
 /// A checkpoint with its roles assigned: which tensor is what, where every expert lies.
 #[derive(Debug, Clone)]
 pub struct Model {
@@ -64,12 +72,13 @@ pub struct Model {
     pub records: Records,
 }
 
-/// Opens a GGUF file, or all parts of a split one (any part may be named).
+/// Opens a model: a GGUF file, or all parts of a split one (any part may be named); or a folder with `config.json` and
+/// safetensors files, of which any file may be named too.
 ///
 /// # Errors
 /// [`CheckpointError`], with a class for programs to tell apart.
 pub fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
-    gguf::open(path, Vocabulary::Load)
+    open_with(path, Vocabulary::Load)
 }
 
 /// As [`open`], with a choice about the vocabulary: plans and inspections need its lengths only.
@@ -77,7 +86,20 @@ pub fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
 /// # Errors
 /// As [`open`].
 pub fn open_with(path: &Path, vocabulary: Vocabulary) -> Result<Checkpoint, CheckpointError> {
-    gguf::open(path, vocabulary)
+    if folder::is_for(path) { folder::open(path, vocabulary) } else { gguf::open(path, vocabulary) }
+}
+
+/// Reads a model folder from any sources: its configuration, its safetensors files in order, its index if it has one.
+/// Names serve messages, and those of the files the index; for tests and fuzzing.
+///
+/// # Errors
+/// As [`open`].
+pub fn parse_folder(
+    config: (&Path, &dyn Source),
+    files: &[(&Path, &dyn Source)],
+    index: Option<(&Path, &dyn Source)>,
+) -> Result<Checkpoint, CheckpointError> {
+    folder::parse(config, files, index)
 }
 
 /// Reads one unsplit GGUF file from any source; for tests and fuzzing.

@@ -10,7 +10,7 @@ mod header;
 mod index;
 
 pub use self::dtype::Dtype;
-pub(crate) use self::header::{Entry, read};
+pub(crate) use self::header::{Entry, charge, read};
 pub(crate) use self::index::{Index, entries, files};
 
 use std::path::Path;
@@ -47,7 +47,7 @@ pub fn parse_safetensors(
     read(name, source, &mut budget, &mut |entry, budget| {
         let Entry { name: tensor, dtype, shape, offset, bytes } = entry;
         let cost = 2 * size_of::<SafeTensor>() + tensor.len() + 8 * shape.len() + 64;
-        header::charge(name, budget, cost as u64)?;
+        charge(name, budget, cost as u64)?;
         tensors.push(SafeTensor { name: tensor, dtype, shape: shape.to_vec(), offset, bytes });
         Ok(())
     })?;

@@ -4,6 +4,7 @@
 mod bad_files;
 mod containers;
 mod families;
+mod folders;
 mod models;
 mod mutations;
 mod records;
