@@ -115,7 +115,7 @@ impl Builder<'_> {
         let names = Names { module: &module.name, spelled: &spelled };
         let mut stored = self.stored(&names, &module.planes)?;
         if module.role == Role::Conv {
-            stored.shape.retain(|n| *n != 1);
+            self.squeeze(module, &mut stored)?;
         }
         let map = match (module.role, layout) {
             (Role::Plain | Role::Conv, _)
@@ -133,6 +133,24 @@ impl Builder<'_> {
             }
         };
         Ok(tensor(name.to_owned(), module.spelled(Plane::Weight), map, stored))
+    }
+
+    /// Channels and taps of a convolution, without the dimension of 1 that is in another place in every layout.
+    fn squeeze(&self, module: &Module, stored: &mut Stored) -> Result<(), CheckpointError> {
+        let raw = module.planes[Plane::Weight as usize].expect("what is stored has values");
+        let [channels, a, b] = *raw.shape() else {
+            let needed = "[channels, 1, taps] or [channels, taps, 1]".to_owned();
+            return Err(self.shape(&raw, &module.spelled(Plane::Weight), needed));
+        };
+        if !matches!(stored.block_type, BlockType::F32 | BlockType::F16 | BlockType::Bf16) {
+            let found = stored.block_type.to_string();
+            let spelled = module.spelled(Plane::Weight);
+            return Err(self.unsupported(&raw, &spelled, found, "F32, F16, BF16"));
+        }
+        // The two that are left lie as before: one of the three has no extent.
+        stored.shape = vec![channels, a * b];
+        stored.parts = vec![Part { rows: channels, place: raw.place, scales: None }];
+        Ok(())
     }
 
     /// A matrix of all experts of a layer as one tensor.

@@ -6,9 +6,11 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use checkpoint::{
-    CheckpointError, MemorySource, bind, open, parse_folder, parse_safetensors,
+    Checkpoint, CheckpointError, Family, FilePlace, HeadOrder, MemorySource, Piece, ValueMap, bind,
+    open, parse_safetensors,
 };
 use serde_json::Value;
+use units::ExpertKey;
 
 use crate::support::{fixture, manifest};
 
@@ -234,4 +236,182 @@ fn seen(folder: &Path) -> BTreeMap<String, Seen> {
         }
     }
     all
+}
+
+/// Bytes `bytes` of a file from `offset`.
+fn bytes_at(file: &Path, offset: u64, bytes: u64) -> Vec<u8> {
+    use std::os::unix::fs::FileExt;
+    let mut out = vec![0; bytes as usize];
+    std::fs::File::open(file).unwrap().read_exact_at(&mut out, offset).unwrap();
+    out
+}
+
+/// What a loader puts where for a list of pieces, byte by byte.
+fn assemble(checkpoint: &Checkpoint, pieces: impl Iterator<Item = Piece>, bytes: u64) -> Vec<u8> {
+    let mut memory = vec![0xaa; bytes as usize];
+    let read = |place: FilePlace, bytes: u64| {
+        bytes_at(&checkpoint.files[place.file.get()].path, place.offset, bytes)
+    };
+    for piece in pieces {
+        let values = read(FilePlace { file: piece.file, offset: piece.offset }, piece.bytes);
+        let place = piece.place as usize;
+        let Some(blocks) = piece.blocks else {
+            memory[place..place + values.len()].copy_from_slice(&values);
+            continue;
+        };
+        assert!(blocks.tiles.is_none(), "no FP8 in these folders");
+        let scale = blocks.scale as usize;
+        let biases = blocks.biases.expect("affine codes have biases");
+        for (i, codes) in values.chunks_exact(blocks.codes as usize).enumerate() {
+            let at = place + i * (codes.len() + 2 * scale);
+            let skip = (i * scale) as u64;
+            for (n, plane) in [blocks.scales, biases].into_iter().enumerate() {
+                let from = FilePlace { offset: plane.offset + skip, ..plane };
+                memory[at + n * scale..][..scale].copy_from_slice(&read(from, scale as u64));
+            }
+            memory[at + 2 * scale..][..codes.len()].copy_from_slice(codes);
+        }
+    }
+    memory
+}
+
+/// Folders of the manifest that are here and whose family is known.
+fn folders() -> Vec<PathBuf> {
+    let manifest = manifest("manifest.json");
+    let models = manifest["models"].as_array().unwrap().iter();
+    models
+        .flat_map(|model| model["entries"].as_array().unwrap())
+        .filter(|entry| entry["format"] != "gguf" && entry["arch"] != "qwen4_exp")
+        .map(|entry| fixture(entry["path"].as_str().unwrap()))
+        .filter(|path| path.exists())
+        .collect()
+}
+
+/// A module's rows as they must lie in memory, from what an independent reader sees.
+///
+/// - `rows`: which rows, over all leading dimensions
+fn expected_rows(all: &BTreeMap<String, Seen>, weight: &str, rows: std::ops::Range<u64>) -> Vec<u8> {
+    let row = |seen: &Seen| seen.bytes / seen.shape[..seen.shape.len() - 1].iter().product::<u64>();
+    let read = |seen: &Seen| {
+        let bytes = row(seen);
+        bytes_at(&seen.file, seen.offset + rows.start * bytes, (rows.end - rows.start) * bytes)
+    };
+    let values = &all[weight];
+    let module = weight.strip_suffix(".weight").unwrap_or(weight);
+    let Some(scales) = all.get(&format!("{module}.scales")) else { return read(values) };
+    assert_eq!((values.dtype.as_str(), scales.dtype.as_str()), ("U32", "BF16"));
+    let biases = &all[&format!("{module}.biases")];
+    let groups = (rows.end - rows.start) * scales.shape.last().unwrap();
+    let (codes, scales, biases) = (read(values), read(scales), read(biases));
+    let group = codes.len() / groups as usize;
+    (0..groups as usize)
+        .flat_map(|i| {
+            [&scales[2 * i..2 * i + 2], &biases[2 * i..2 * i + 2], &codes[i * group..(i + 1) * group]]
+        })
+        .flatten()
+        .copied()
+        .collect()
+}
+
+#[test]
+fn every_tensor_is_the_bytes_that_its_file_has_under_its_name() {
+    let folders = folders();
+    assert!(!folders.is_empty());
+    for folder in folders {
+        let (checkpoint, all) = (open(&folder).unwrap(), seen(&folder));
+        assert!(checkpoint.warnings.is_empty(), "{:?}", checkpoint.warnings);
+        let mut used = BTreeMap::new();
+        for tensor in checkpoint.directory.iter() {
+            let spelled = tensor.spelling();
+            let rows = tensor.bytes / tensor.row_bytes();
+            let got = assemble(&checkpoint, tensor.pieces(0..rows), tensor.bytes);
+            let mut expected = Vec::new();
+            // Experts in tensors of their own follow each other.
+            let own = spelled.split_once("experts.0.");
+            let names = match own {
+                None => vec![spelled.to_owned()],
+                Some((front, back)) => {
+                    (0..tensor.shape[0]).map(|e| format!("{front}experts.{e}.{back}")).collect()
+                }
+            };
+            for name in names {
+                let shape = &all[&name].shape;
+                let rows = shape[..shape.len() - 1].iter().product();
+                expected.extend(expected_rows(&all, &name, 0..rows));
+                assert_eq!(used.insert(name, tensor.name.clone()), None);
+            }
+            assert!(got == expected, "{}: {spelled}", folder.display());
+        }
+        // Nothing is left but planes of modules and what is set aside.
+        for name in all.keys() {
+            let plane = name.strip_suffix(".scales").or_else(|| name.strip_suffix(".biases"));
+            let name = plane.map_or_else(|| name.clone(), |module| format!("{module}.weight"));
+            assert!(used.contains_key(&name) || name.starts_with("mtp."), "{name}");
+        }
+    }
+}
+
+#[test]
+fn the_record_of_an_expert_is_its_own_rows_of_three_matrices() {
+    for folder in folders() {
+        let (checkpoint, all) = (open(&folder).unwrap(), seen(&folder));
+        let model = bind(&checkpoint).unwrap();
+        let (width, hidden) =
+            (u64::from(model.config.expert_width), u64::from(model.config.hidden));
+        for layer in 0..model.config.n_layers {
+            let front = |end: &str| {
+                let known = ["model.", "model.language_model.", "language_model.model."];
+                let names = known.map(|prefix| format!("{prefix}layers.{layer}.mlp.{end}"));
+                names.into_iter().find(|name| all.contains_key(name))
+            };
+            for expert in 0..model.config.n_experts {
+                let record = model.records.record(ExpertKey::new(layer, expert));
+                let slot =
+                    assemble(&checkpoint, record.pieces.iter().copied(), record.slot_bytes);
+                let matrices = record.matrices();
+                let e = u64::from(expert);
+                for (matrix, name, n_out, half) in [
+                    (matrices.gate, "gate", width, Some(0)),
+                    (matrices.up, "up", width, Some(width)),
+                    (matrices.down, "down", hidden, None),
+                ] {
+                    let own = front(&format!("experts.{expert}.{name}_proj.weight"));
+                    let stacked = front(&format!("switch_mlp.{name}_proj.weight"));
+                    let (tensor, first) = match (own, stacked, half) {
+                        (Some(own), ..) => (own, 0),
+                        (_, Some(stacked), _) => (stacked, e * n_out),
+                        (.., Some(half)) => {
+                            (front("experts.gate_up_proj").unwrap(), e * 2 * width + half)
+                        }
+                        _ => (front("experts.down_proj").unwrap(), e * n_out),
+                    };
+                    let expected = expected_rows(&all, &tensor, first..first + n_out);
+                    let got = &slot[matrix.place as usize..][..matrix.bytes()];
+                    assert_eq!(u64::from(matrix.n_out), n_out);
+                    assert!(got == expected, "{}: {layer} {expert} {name}", folder.display());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_values_mean_follows_the_layout() {
+    for folder in folders() {
+        let checkpoint = open(&folder).unwrap();
+        let model = bind(&checkpoint).unwrap();
+        let centred = folder.ends_with("hf") && model.config.family != Family::Qwen3Moe;
+        for tensor in checkpoint.directory.iter() {
+            let norm = tensor.name.ends_with("norm.weight") && !tensor.name.contains("ssm_norm");
+            let expected = match () {
+                () if tensor.name.ends_with("ssm_a") => ValueMap::NegExp,
+                () if norm && centred => ValueMap::PlusOne,
+                () => ValueMap::Plain,
+            };
+            assert_eq!(tensor.map(), expected, "{}: {}", folder.display(), tensor.name);
+        }
+        if let Some(shape) = model.config.delta_net {
+            assert_eq!(shape.head_order, HeadOrder::Grouped);
+        }
+    }
 }
