@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use checkpoint::{Audit, MemorySource, bind, parse_folder, parse_safetensors};
+use checkpoint::{Audit, MemorySource, ValueMap, bind, parse_folder, parse_safetensors};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use units::ExpertKey;
@@ -218,7 +218,20 @@ fn the_tiny_folders_are_models() {
             [(Path::new("m.safetensors"), &MemorySource(&file))];
         let config = MemorySource(config.as_bytes());
         let checkpoint = parse_folder((Path::new("config.json"), &config), &files, None);
-        bind(&checkpoint.unwrap()).unwrap_or_else(|error| panic!("{kind:?}: {error}"));
+        let checkpoint = checkpoint.unwrap();
+        bind(&checkpoint).unwrap_or_else(|error| panic!("{kind:?}: {error}"));
+        // The shape of the convolution tells what norms mean, and nothing else about the folder does.
+        let norm = if kind == Kind::Mlx { ValueMap::Plain } else { ValueMap::PlusOne };
+        for (name, map) in [
+            ("output_norm.weight", norm),
+            ("blk.0.attn_norm.weight", norm),
+            ("blk.1.attn_q_norm.weight", norm),
+            ("blk.0.ssm_norm.weight", ValueMap::Plain),
+            ("blk.0.ssm_a", ValueMap::NegExp),
+            ("blk.0.ssm_conv1d.weight", ValueMap::Plain),
+        ] {
+            assert_eq!(checkpoint.directory.get(name).unwrap().map(), map, "{kind:?} {name}");
+        }
         assert!(use_all(folder.config.to_string().as_bytes(), &file));
     }
 }
