@@ -90,17 +90,14 @@ impl Audit {
         };
         model.tensors.each(&mut |role, tensor| audit.part(role).add(tensor.bytes));
         model.records.tensors().for_each(|tensor| audit.routed.add(tensor.bytes));
-        let mut by_type: BTreeMap<u32, PartBytes> = BTreeMap::new();
+        let mut by_type: BTreeMap<BlockType, PartBytes> = BTreeMap::new();
         for tensor in checkpoint.directory.iter() {
-            by_type.entry(tensor.block_type.ggml_id()).or_default().add(tensor.bytes);
+            by_type.entry(tensor.block_type).or_default().add(tensor.bytes);
             if model.config.is_draft(tensor) {
                 audit.draft.add(tensor.bytes);
             }
         }
-        audit.by_type = by_type
-            .into_iter()
-            .filter_map(|(id, part)| BlockType::from_ggml(id).map(|ty| (ty, part)))
-            .collect();
+        audit.by_type = by_type.into_iter().collect();
         audit
     }
 

@@ -5,8 +5,8 @@
 
 use std::ops::Range;
 
-use quant::BlockType;
 use quant::slot::{ExpertMatrices, SlotMatrix};
+use quant::{BlockType, ScaleType};
 use units::{ExpertKey, LayerIndex, SlotIndex};
 
 use crate::Options;
@@ -127,6 +127,19 @@ fn blocks(block_type: BlockType, n_in: usize, n_out: usize, seed: u32) -> Vec<u8
             half(block, at);
         }
         match block_type {
+            BlockType::Affine(affine) => {
+                // Of both signs: a negative scale has its bias on the other side.
+                let scale = (1.0 + (i % 64) as f32 / 64.0) * if i % 3 == 0 { -0.01 } else { 0.01 };
+                let width = affine.scales().bytes();
+                write_scale(affine.scales(), scale, &mut block[..width]);
+                write_scale(affine.scales(), -7.0 * scale, &mut block[width..2 * width]);
+            }
+            BlockType::Fp8(scales) => {
+                let (head, codes) = block.split_at_mut(scales.bytes());
+                write_scale(scales, 0.001 * (1 + i % 64) as f32, head);
+                // The largest magnitude instead of NaN.
+                codes.iter_mut().filter(|code| **code & 0x7f == 0x7f).for_each(|code| *code -= 1);
+            }
             BlockType::F32 => block.copy_from_slice(&(i as f32 * 0.37).sin().to_le_bytes()),
             BlockType::Bf16 => block[1] = 0x3c | block[1] & 0x80,
             BlockType::Mxfp4 => block[0] = 120 + block[0] % 8,
@@ -145,12 +158,26 @@ fn blocks(block_type: BlockType, n_in: usize, n_out: usize, seed: u32) -> Vec<u8
 /// Where a block keeps its half-precision scales.
 const fn scale_places(block_type: BlockType) -> &'static [usize] {
     match block_type {
-        BlockType::F32 | BlockType::Bf16 | BlockType::Mxfp4 | BlockType::Iq1M => &[],
+        BlockType::F32
+        | BlockType::Bf16
+        | BlockType::Mxfp4
+        | BlockType::Iq1M
+        | BlockType::Affine(_)
+        | BlockType::Fp8(_) => &[],
         BlockType::Q4_1 | BlockType::Q5_1 | BlockType::Q4K | BlockType::Q5K => &[0, 2],
         BlockType::Q2K => &[80, 82],
         BlockType::Q3K => &[108],
         BlockType::Q6K => &[208],
         _ => &[0],
+    }
+}
+
+/// Writes a scale, cut off where its type is narrower.
+fn write_scale(scales: ScaleType, scale: f32, out: &mut [u8]) {
+    match scales {
+        ScaleType::Bf16 => out.copy_from_slice(&scale.to_le_bytes()[2..]),
+        ScaleType::F16 => out.copy_from_slice(&quant::f32_to_f16(scale).to_le_bytes()),
+        ScaleType::F32 => out.copy_from_slice(&scale.to_le_bytes()),
     }
 }
 
@@ -368,7 +395,7 @@ mod tests {
         let reports = selftest();
         let wrong: Vec<_> = reports.iter().filter(|report| !report.equal).collect();
         assert!(wrong.is_empty(), "{wrong:#?}");
-        assert!(reports.len() > 250, "only {} checks", reports.len());
+        assert!(reports.len() > 600, "only {} checks", reports.len());
     }
 
     #[test]

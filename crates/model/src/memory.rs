@@ -169,9 +169,14 @@ pub fn scratch_terms(config: &ModelConfig, rows: u32, logit_rows: u32) -> Vec<Na
     terms.push(NamedBytes { name: "expert outputs", bytes: outputs });
     let inner = 4 * pairs * 2 * router.expert_width as u64;
     terms.push(NamedBytes { name: "expert insides", bytes: inner });
-    let widest = attention::Shape::of(config).widths()[3].max(geometry.hidden) as u64;
-    let quantised = (rows * widest + pairs * router.expert_width as u64) * 3 / 2;
-    terms.push(NamedBytes { name: "8-bit activations", bytes: quantised });
+    let mixed = geometry.recurrent.as_ref().map_or(0, |shape| delta_net::widths(shape)[4]);
+    let inputs = [geometry.hidden, attention::Shape::of(config).widths()[3], mixed];
+    let widest = inputs.into_iter().fold(geometry.shared_width.unwrap_or(0), usize::max) as u64;
+    let inner = pairs * router.expert_width as u64;
+    // Gate and up matrices may need blocks of different sizes. In blocks of 32, the smallest, a value takes a byte and
+    // an eighth each for its share of a scale and of a group sum.
+    let values = rows * (widest + 2 * router.hidden as u64) + inner;
+    terms.push(NamedBytes { name: "8-bit activations", bytes: values + values.div_ceil(4) });
     let logits = 4 * u64::from(logit_rows) * u64::from(config.vocab);
     terms.push(NamedBytes { name: "logits", bytes: logits });
     terms

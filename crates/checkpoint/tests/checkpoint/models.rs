@@ -211,7 +211,7 @@ fn the_parts_of_an_audit_add_up_to_the_file() {
 fn an_audit_shows_types_that_differ_between_layers() {
     let checkpoint = checkpoint("qwen3_next-k/kq.gguf");
     let audit = Audit::of(&checkpoint, &bind(&checkpoint).unwrap());
-    let mut types: Vec<u32> = audit.layers.iter().map(|layer| layer.gate.ggml_id()).collect();
+    let mut types: Vec<BlockType> = audit.layers.iter().map(|layer| layer.gate).collect();
     types.dedup();
     assert!(types.len() > 1, "{types:?}");
     let demo = open(&demo()).unwrap();

@@ -169,7 +169,7 @@ impl Gguf {
             string(&mut out, tensor.name.as_bytes());
             out.extend((tensor.ne.len() as u32).to_le_bytes());
             out.extend(tensor.ne.iter().flat_map(|n| n.to_le_bytes()));
-            out.extend(tensor.block_type.ggml_id().to_le_bytes());
+            out.extend(tensor.block_type.ggml_id().expect("a type of GGML").to_le_bytes());
             out.extend(offset.to_le_bytes());
             offset = (offset + tensor.bytes()).next_multiple_of(self.alignment);
         }

@@ -1,6 +1,6 @@
 //! The kernels against the scalar definitions: every instruction set, several numbers of threads, equal bits.
 
-use quant::{BlockType, ExpertMatrices, SlotMatrix};
+use quant::{Affine, BlockType, ExpertMatrices, ScaleType, SlotMatrix};
 use units::ExpertIndex;
 
 use super::test_data::{Random, weights};
@@ -37,10 +37,23 @@ fn check(
     }
 }
 
+fn affine(bits: u32, group: u32) -> BlockType {
+    BlockType::Affine(Affine::new(bits, group, ScaleType::Bf16).unwrap())
+}
+
 #[test]
 fn products_are_the_same_for_every_number_of_rows_and_threads() {
     let mut random = Random(3);
-    let types = [BlockType::F32, BlockType::Bf16, BlockType::Q8_0, BlockType::Q4K, BlockType::Iq2S];
+    let types = [
+        BlockType::F32,
+        BlockType::Bf16,
+        BlockType::Q8_0,
+        BlockType::Q4K,
+        BlockType::Iq2S,
+        BlockType::Fp8(ScaleType::F32),
+        affine(4, 64),
+        affine(5, 128),
+    ];
     for ty in types {
         for (n_out, n_in) in [(1, 256), (75, 512)] {
             let bytes = weights(&mut random, ty, n_out, n_in);
@@ -80,27 +93,29 @@ fn slot(
 #[test]
 fn experts_are_the_same_for_every_number_of_threads() {
     let mut random = Random(4);
-    let (hidden, width, n_rows, top_k) = (512, 256, 70, 3);
+    let (hidden, width, n_rows, top_k) = (512, 256, 70, 5);
     let types = [
         [BlockType::Q4K, BlockType::Q4K, BlockType::Q6K],
         [BlockType::Q4K, BlockType::Q8_0, BlockType::Q5_0],
         [BlockType::F16, BlockType::Q4_0, BlockType::Q3K],
+        [affine(4, 64), affine(8, 32), affine(3, 128)],
+        [BlockType::Fp8(ScaleType::Bf16), affine(6, 128), affine(2, 64)],
     ];
     let slots = types.map(|types| slot(&mut random, types, (hidden, width)));
     // Small activations, so that the products of products stay finite.
     let x: Vec<f32> = random.floats(n_rows * hidden).iter().map(|v| v * 1e-3).collect();
-    // Expert 0 serves every row, expert 1 every third, expert 2 one.
+    // Expert 0 serves every row, expert 1 every third, expert 2 one, the others a few.
     let mut pairs = Vec::new();
     let mut groups = Vec::new();
     for (e, (slot, matrices)) in slots.iter().enumerate() {
         let first_pair = pairs.len();
-        let rows = (0..n_rows).filter(|r| [true, r % 3 == 1, *r == 41][e]);
+        let rows = (0..n_rows).filter(|r| [true, r % 3 == 1, *r == 41, r % 9 == 2, r % 11 == 5][e]);
         pairs.extend(rows.map(|row| Pair { row, output: row * top_k + e }));
         let n_pairs = pairs.len() - first_pair;
         groups.push(ExpertGroup { slot, matrices: *matrices, first_pair, n_pairs });
     }
     for activations in [Activations::Q8, Activations::F32] {
-        for groups in [&groups[..], &groups[1..2], &groups[2..]] {
+        for groups in [&groups[..], &groups[1..2], &groups[2..3], &groups[3..]] {
             check(&format!("{} experts", groups.len()), activations, |kernels| {
                 let mut outputs = vec![0.5; n_rows * top_k * hidden];
                 let (x, pairs, outputs_of) = (&x[..], &pairs[..], &mut outputs[..]);
