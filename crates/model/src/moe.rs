@@ -79,7 +79,8 @@ pub(crate) fn run(
             }
         }
     }
-    pass.backend.record(Op::Combine { router, shared: shared.map(|s| s.output), to: h });
+    let shared = shared.map(|s| s.output);
+    pass.backend.record(Op::Combine { router, shared, to: h, set: false });
     Ok(())
 }
 

@@ -233,6 +233,8 @@ impl Network {
             kv_heads: self.geometry.attention.key.count,
             head_dim: self.geometry.attention.key.dim,
             recurrent: self.geometry.recurrent,
+            extra_conv: None,
+            index: None,
         })
     }
 
