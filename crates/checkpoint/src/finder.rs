@@ -91,11 +91,8 @@ impl<'a> Finder<'a> {
     ) -> Result<InputTensors, CheckpointError> {
         let [streams, rank] = [shape.streams, shape.rank].map(u64::from);
         let all = streams * u64::from(self.config.hidden);
-        let inject = if injects {
-            Some(self.tensor(&name("inject"), &[streams, all])?)
-        } else {
-            None
-        };
+        let inject =
+            if injects { Some(self.tensor(&name("inject"), &[streams, all])?) } else { None };
         Ok(InputTensors::Streams(StreamTensors {
             norm: self.tensor(&name("norm"), &[all])?,
             down: self.tensor(&name("down"), &[rank, all])?,
@@ -118,8 +115,7 @@ impl<'a> Finder<'a> {
             key_norm: self.tensor(&name("ple_norm_key.weight"), &[all])?,
             query_norm: self.tensor(&name("ple_norm_query.weight"), &[all])?,
             conv_norm: self.tensor(&name("ple_norm_conv.weight"), &[all])?,
-            conv: self
-                .tensor(&name("ple_conv1d.weight"), &[all, u64::from(shape.conv_kernel)])?,
+            conv: self.tensor(&name("ple_conv1d.weight"), &[all, u64::from(shape.conv_kernel)])?,
         })
     }
 

@@ -103,10 +103,8 @@ fn ratio(
     let ratio = stated.unwrap_or(USUAL_RATIO);
     for (_, found) in of_attention().filter(|(_, found)| **found != 0) {
         if *found != ratio || *found > limits::COMPRESS_RATIO {
-            let needed = format!(
-                "one number from 1 to {} for all attention layers",
-                limits::COMPRESS_RATIO
-            );
+            let needed =
+                format!("one number from 1 to {} for all attention layers", limits::COMPRESS_RATIO);
             return Err(keys.error(key, found.to_string(), needed));
         }
     }

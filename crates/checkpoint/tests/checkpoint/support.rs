@@ -283,7 +283,8 @@ fn flash(file: &mut Gguf) {
     file.set("qwen4exp.attention.compress_ratios", Value::I32s(vec![0, 4]));
     file.set("qwen4exp.ple.layers", Value::I32s(vec![0]));
     // By the derivation from seed 1234, for 40 tokens.
-    let multipliers = vec![198_850_662_792_166_893, 78_689_173_079_975_285, 228_252_339_180_906_247];
+    let multipliers =
+        vec![198_850_662_792_166_893, 78_689_173_079_975_285, 228_252_339_180_906_247];
     file.set("qwen4exp.ple.layer_multipliers", Value::U64s(multipliers));
     file.set("qwen4exp.ple.head_vocab_sizes", Value::U64s(vec![11, 13]));
     file.set("qwen4exp.ple.head_offsets", Value::U64s(vec![0, 11]));
