@@ -14,6 +14,7 @@ mod audit;
 mod config;
 mod directory;
 mod error;
+mod finder;
 mod folder;
 mod gguf;
 mod json;
@@ -26,17 +27,21 @@ mod tensors;
 mod vocabulary;
 
 pub use audit::{Audit, LayerAudit, PartBytes};
-pub use config::{DeltaNetShape, Family, HeadOrder, LayerKind, ModelConfig, Yarn};
+pub use config::{
+    DeltaNetShape, Family, GateActivation, HeadOrder, HyperShape, IndexerShape, LayerKind,
+    ModelConfig, NgramShape, Yarn,
+};
 pub use directory::{FileEntry, TensorDirectory, TensorInfo};
 pub use error::{CheckpointError, ErrorClass};
 pub use metadata::{MetaArray, MetaValue, Metadata, StringArray, Vocabulary};
 pub use quant::slot::{ExpertMatrices, SlotMatrix};
-pub use records::{DIRECT_ALIGN, ExpertRecord, LayerRecords, Piece, Pieces, Records};
+pub use records::{DIRECT_ALIGN, ExpertRecord, LayerRecords, NgramTable, Piece, Pieces, Records};
 pub use safetensors::{Dtype, SafeTensor, parse_safetensors};
 pub use source::{MemorySource, Source};
 pub use tensors::{
-    AttentionTensors, DeltaNetBa, DeltaNetInput, DeltaNetTensors, LayerTensors, MixerTensors,
-    ModelTensors, Role, SharedTensors,
+    AttentionTensors, DeltaNetBa, DeltaNetInput, DeltaNetTensors, DraftTensors, IndexerTensors,
+    InputTensors, LayerTensors, MixerTensors, ModelTensors, NgramTensors, Role, SharedTensors,
+    StreamTensors,
 };
 
 use std::path::Path;
@@ -70,6 +75,12 @@ pub struct Model {
     pub tensors: ModelTensors,
     /// Routed experts of the trunk.
     pub records: Records,
+    /// The n-gram table, of a family that has one.
+    pub ngram_table: Option<NgramTable>,
+    /// The draft block, if the files have one that is understood. The trunk runs without it.
+    pub draft: Option<DraftTensors>,
+    /// What is odd but harmless.
+    pub warnings: Vec<String>,
 }
 
 /// Opens a model: a GGUF file, or all parts of a split one (any part may be named); or a folder with `config.json` and
@@ -132,11 +143,20 @@ pub fn parse_parts(
 /// # Errors
 /// [`CheckpointError`] of class `config`, `missing`, `shape`, `unsupported` or `limit`.
 pub fn bind(checkpoint: &Checkpoint) -> Result<Model, CheckpointError> {
-    let config = config::read(checkpoint)?;
+    let mut warnings = Vec::new();
+    let config = config::read(checkpoint, &mut warnings)?;
     vocabulary::check(checkpoint, &config)?;
-    let finder = tensors::Finder::new(checkpoint, &config);
+    let finder = finder::Finder::new(checkpoint, &config);
     let tensors = finder.resident()?;
     let records = Records::of(&finder)?;
-    finder.all_used(&tensors, &records)?;
-    Ok(Model { config, tensors, records })
+    let ngram_table = finder.ngram_table()?;
+    finder.all_used(&tensors, &records, ngram_table.as_ref())?;
+    // A trunk is whole without its draft block, so what is wrong with that is no reason to refuse it.
+    let draft = finder.draft().unwrap_or_else(|error| {
+        let error = error.to_string();
+        let what = error.lines().next().unwrap_or_default();
+        warnings.push(format!("the draft block is left out: {what}"));
+        None
+    });
+    Ok(Model { config, tensors, records, ngram_table, draft, warnings })
 }

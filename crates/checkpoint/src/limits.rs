@@ -57,6 +57,14 @@ pub(crate) const VOCABULARY: u64 = 1 << 24;
 pub(crate) const CONTEXT: u64 = 1 << 26;
 /// Taps of a short convolution.
 pub(crate) const CONV_KERNEL: u64 = 64;
+/// Residual streams of a position.
+pub(crate) const STREAMS: u64 = 16;
+/// Positions that one key of an attention indexer stands for.
+pub(crate) const COMPRESS_RATIO: u64 = 1 << 10;
+/// Tokens of the longest n-gram.
+pub(crate) const NGRAM_SIZE: u64 = 8;
+/// Hash functions of an n-gram.
+pub(crate) const NGRAM_HEADS: u64 = 64;
 /// How far a context may be extended.
 pub(crate) const ROPE_FACTOR: f64 = 1e6;
 /// Base of the rotary frequencies.

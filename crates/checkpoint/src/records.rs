@@ -5,7 +5,7 @@ use units::{ExpertKey, FileIndex, LayerIndex};
 
 use crate::directory::TensorInfo;
 use crate::error::CheckpointError;
-use crate::tensors::Finder;
+use crate::finder::Finder;
 
 /// What direct reads align to: offsets, lengths and memory.
 pub const DIRECT_ALIGN: u64 = 4096;
@@ -37,6 +37,9 @@ pub struct Pieces {
 }
 
 impl Pieces {
+    /// How many there can be.
+    pub const MOST: usize = MAX_PIECES;
+
     /// As a slice.
     pub fn as_slice(&self) -> &[Piece] {
         &self.pieces[..self.len]
@@ -93,6 +96,22 @@ pub struct LayerRecords {
 }
 
 impl LayerRecords {
+    /// The stacked tensors of block `layer` of the file.
+    pub(crate) fn of(finder: &Finder<'_>, layer: u32) -> Result<Self, CheckpointError> {
+        let config = finder.config;
+        let [experts, width, hidden] =
+            [config.n_experts, config.expert_width, config.hidden].map(u64::from);
+        let name = |part: &str| format!("blk.{layer}.ffn_{part}_exps.weight");
+        let down = finder.tensor(&name("down"), &[experts, hidden, width])?;
+        if finder.checkpoint.directory.get(&name("gate_up")).is_some() {
+            let gate = finder.tensor(&name("gate_up"), &[experts, 2 * width, hidden])?;
+            return Ok(Self { gate, up: None, down });
+        }
+        let gate = finder.tensor(&name("gate"), &[experts, width, hidden])?;
+        let up = Some(finder.tensor(&name("up"), &[experts, width, hidden])?);
+        Ok(Self { gate, up, down })
+    }
+
     /// Gate (with up behind it when fused), up, down.
     pub fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
         std::iter::once(&self.gate).chain(self.up.as_ref()).chain(std::iter::once(&self.down))
@@ -113,22 +132,10 @@ pub struct Records {
 
 impl Records {
     pub(crate) fn of(finder: &Finder<'_>) -> Result<Self, CheckpointError> {
-        let config = finder.config;
-        let [experts, width, hidden] =
-            [config.n_experts, config.expert_width, config.hidden].map(u64::from);
-        let layer = |layer: u32| {
-            let name = |part: &str| format!("blk.{layer}.ffn_{part}_exps.weight");
-            let down = finder.tensor(&name("down"), &[experts, hidden, width])?;
-            if finder.checkpoint.directory.get(&name("gate_up")).is_some() {
-                let gate = finder.tensor(&name("gate_up"), &[experts, 2 * width, hidden])?;
-                return Ok(LayerRecords { gate, up: None, down });
-            }
-            let gate = finder.tensor(&name("gate"), &[experts, width, hidden])?;
-            let up = Some(finder.tensor(&name("up"), &[experts, width, hidden])?);
-            Ok(LayerRecords { gate, up, down })
-        };
-        let layers = (0..config.n_layers).map(layer).collect::<Result<_, CheckpointError>>()?;
-        Ok(Self { layers, n_experts: config.n_experts })
+        let layers = (0..finder.config.n_layers)
+            .map(|layer| LayerRecords::of(finder, layer))
+            .collect::<Result<_, CheckpointError>>()?;
+        Ok(Self { layers, n_experts: finder.config.n_experts })
     }
 
     /// Experts of a layer.
@@ -204,5 +211,43 @@ impl Records {
             ExpertMatrices { gate, up, down: matrix(&layer.down, places[1], rows(&layer.down)) }
         };
         ExpertRecord { key, pieces, bytes, slot_bytes: cursor, matrices }
+    }
+}
+
+/// The n-gram table: rows that are read one by one as tokens ask for them.
+#[derive(Debug, Clone)]
+pub struct NgramTable {
+    /// `[rows, values]`.
+    pub tensor: TensorInfo,
+}
+
+impl NgramTable {
+    /// Bytes of a row as it lies in memory.
+    pub fn row_bytes(&self) -> usize {
+        (self.tensor.bytes / self.tensor.shape[0]) as usize
+    }
+
+    /// Values of a row.
+    pub fn row_width(&self) -> usize {
+        self.tensor.shape[1] as usize
+    }
+
+    /// Rows.
+    pub fn rows(&self) -> u64 {
+        self.tensor.shape[0]
+    }
+
+    /// Where `n` rows from row `first` are, and where they go in memory that holds just them.
+    ///
+    /// # Panics
+    /// If the table has no such rows.
+    pub fn pieces(&self, first: u64, n: u64) -> Pieces {
+        let end = first.checked_add(n);
+        assert!(end.is_some_and(|end| end <= self.rows()), "row {first} + {n} of {}", self.rows());
+        let stride = self.row_bytes() as u64;
+        let TensorInfo { file, offset, .. } = self.tensor;
+        let mut pieces = Pieces::default();
+        pieces.push(Piece { file, offset: offset + first * stride, bytes: n * stride, place: 0 });
+        pieces
     }
 }

@@ -11,9 +11,9 @@ use units::{ExpertKey, LayerIndex, SlotIndex};
 
 use crate::Options;
 use crate::backend::{
-    Activations, Backend, BufferId, ComputeError, DeltaParams, HeadOrder, Heads, KvType,
-    MatrixShape, Op, RecurrentShape, Role, RopeSpec, RouterShape, Row, SequenceId, SequenceShape,
-    SharedOutput, SlotClass, WeightId,
+    Activations, Backend, BufferId, ComputeError, ConvState, DeltaParams, Gate, HeadOrder, Heads,
+    KvType, MatrixShape, Op, RecurrentShape, Role, RopeSpec, RouterShape, Row, SequenceId,
+    SequenceShape, SharedOutput, SlotClass, WeightId,
 };
 
 /// What one check found.
@@ -95,9 +95,9 @@ fn checks() -> Vec<(String, Check)> {
     checks
         .push(("head norm and rotation, attention".to_owned(), Box::new(|b| attention(b, false))));
     checks.push(("gated attention".to_owned(), Box::new(|b| attention(b, true))));
-    for role in [Role::Prompt, Role::Generated] {
-        let name = format!("convolution and delta rule, {role:?} rows");
-        checks.push((name, Box::new(move |backend| delta_net(backend, role))));
+    for (role, gate) in [(Role::Prompt, Gate::Silu), (Role::Generated, Gate::Sigmoid)] {
+        let name = format!("convolution and delta rule, {role:?} rows, {gate:?} gate");
+        checks.push((name, Box::new(move |backend| delta_net(backend, role, gate))));
     }
     checks
 }
@@ -271,6 +271,8 @@ fn attention(backend: &mut dyn Backend, gated: bool) -> Outcome {
         kv_heads,
         head_dim: dim,
         recurrent: None,
+        extra_conv: None,
+        index: None,
     };
     let sequence = bench.backend.open_sequence(shape)?;
     bench.backend.begin_pass(&rows_of(0..n_rows, sequence, Role::Prompt));
@@ -293,7 +295,7 @@ fn attention(backend: &mut dyn Backend, gated: bool) -> Outcome {
     Ok(bench.read(out, rows, count * dim))
 }
 
-fn delta_net(backend: &mut dyn Backend, role: Role) -> Outcome {
+fn delta_net(backend: &mut dyn Backend, role: Role, gate: Gate) -> Outcome {
     let shape = RecurrentShape {
         layers: 1,
         key_heads: 2,
@@ -310,6 +312,8 @@ fn delta_net(backend: &mut dyn Backend, role: Role) -> Outcome {
         kv_heads: 0,
         head_dim: 0,
         recurrent: Some(shape),
+        extra_conv: None,
+        index: None,
     })?;
     let n_rows = 100_u32;
     let (rows, channels, values) =
@@ -327,8 +331,8 @@ fn delta_net(backend: &mut dyn Backend, role: Role) -> Outcome {
     };
     let conv = bench.backend.alloc_buffer(rows, channels)?;
     let out = bench.backend.alloc_buffer(rows, values)?;
-    bench.backend.record(Op::ShortConv { layer: 0, x, weight, out: conv });
-    bench.backend.record(Op::DeltaRule { layer: 0, conv, z, ba, params, out });
+    bench.backend.record(Op::ShortConv { state: ConvState::Recurrent(0), x, weight, out: conv });
+    bench.backend.record(Op::DeltaRule { layer: 0, conv, z, ba, params, gate, out });
     Ok(bench.read(out, rows, values))
 }
 
@@ -374,7 +378,8 @@ fn experts(backend: &mut dyn Backend, block_type: BlockType) -> Outcome {
     }
     bench.backend.moe(LayerIndex(0), x, router)?;
     bench.backend.record(Op::SiluMul { gate: x, up: y, out: x });
-    bench.backend.record(Op::Combine { router, shared: Some(SharedOutput { y, gate_logit }), to });
+    let shared = Some(SharedOutput { y, gate_logit });
+    bench.backend.record(Op::Combine { router, shared, to, set: false });
     let mut out = bench.read(to, rows, hidden);
     out.extend(
         bench

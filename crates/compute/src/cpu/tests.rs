@@ -5,7 +5,7 @@ use units::ExpertIndex;
 
 use super::test_data::{Random, weights};
 use super::*;
-use crate::backend::{HeadOrder, Heads, KvType, RecurrentShape, Role};
+use crate::backend::{Gate, HeadOrder, Heads, KvType, RecurrentShape, Role};
 use crate::kernels::{ExpertGroup, KvRows, Pair};
 use crate::reference::ReferenceKernels;
 
@@ -170,10 +170,10 @@ fn attention_is_the_same_for_every_number_of_threads() {
 #[test]
 fn the_delta_rule_is_the_same_for_every_number_of_threads() {
     let mut random = Random(6);
-    for (order, role, n_rows) in [
-        (HeadOrder::Grouped, Role::Generated, 3),
-        (HeadOrder::Tiled, Role::Prompt, 70),
-        (HeadOrder::Grouped, Role::Prompt, 1),
+    for (order, role, n_rows, gate) in [
+        (HeadOrder::Grouped, Role::Generated, 3, Gate::Sigmoid),
+        (HeadOrder::Tiled, Role::Prompt, 70, Gate::Silu),
+        (HeadOrder::Grouped, Role::Prompt, 1, Gate::Sigmoid),
     ] {
         let shape = RecurrentShape {
             layers: 1,
@@ -203,6 +203,7 @@ fn the_delta_rule_is_the_same_for_every_number_of_threads() {
                 dt_bias: &dt_bias,
                 norm: &norm,
                 eps: 1e-6,
+                gate,
                 state: &mut state,
                 out: &mut out,
             });
@@ -234,12 +235,15 @@ fn small_kernels_are_the_same_for_every_number_of_threads() {
         each("convolution", &mut |kernels| {
             let (taps, mut out) = (3, vec![f32::NAN; n_rows * n]);
             let weight: Vec<f32> = weight.iter().flat_map(|w| [*w, 0.5 - w, w * 0.1]).collect();
-            let mut state: Vec<f32> = x[..n].iter().chain(&weight[..n]).copied().collect();
+            let dilation = 1 + n % 3;
+            let state = x[..n].iter().chain(&weight[..n]).cycle();
+            let mut state: Vec<f32> = state.take(2 * dilation * n).copied().collect();
             let job = ShortConv {
                 x: &x,
                 channels: n,
                 weight: &weight,
                 taps,
+                dilation,
                 state: &mut state,
                 out: &mut out,
             };
@@ -256,11 +260,13 @@ fn small_kernels_are_the_same_for_every_number_of_threads() {
             let routed = |i| Routed { expert: ExpertIndex(i), weight: 0.1 + i as f32 };
             let routes: Vec<Routed> = (0..2 * n_rows as u32).map(routed).collect();
             let outputs = [&x[..], &x[..]].concat();
-            let mut to = x.clone();
             let shared = Some((&x[..], &weight[..n_rows.min(n)]));
-            let (routes, outputs) = (&routes[..], &outputs[..]);
-            kernels.combine(Combine { routes, top_k: 2, outputs, shared, hidden: n, to: &mut to });
-            to
+            let (routes, outputs, top_k, hidden) = (&routes[..], &outputs[..], 2, n);
+            let mut both = [x.clone(), x.clone()];
+            for (to, set) in both.iter_mut().zip([false, true]) {
+                kernels.combine(Combine { routes, top_k, outputs, shared, hidden, set, to });
+            }
+            both.concat()
         });
     }
 }

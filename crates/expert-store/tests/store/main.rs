@@ -3,5 +3,6 @@
 mod bytes;
 mod faults;
 mod files;
+mod ngram;
 #[cfg(test)]
 mod support;
