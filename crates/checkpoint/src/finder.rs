@@ -275,11 +275,18 @@ impl<'a> Finder<'a> {
         let Some(first) = unknown.next() else { return Ok(()) };
         Err(CheckpointError::UnknownTensor {
             file: self.checkpoint.files[first.file.get()].path.clone(),
-            tensor: printable(&first.name),
+            tensor: printable(first.spelling()),
             others: unknown.count(),
             family: self.config.family,
             blocks: self.config.n_layers + self.config.n_draft_layers,
         })
+    }
+
+    /// How a tensor that is not there would be called in files like these.
+    fn spelled(&self, name: &str) -> String {
+        let in_folder = self.checkpoint.metadata.file().is_some();
+        let spelled = in_folder.then(|| crate::folder::spelled(name)).flatten();
+        spelled.unwrap_or_else(|| name.to_owned())
     }
 
     /// The tensor of this name, with leading dimensions of 1 left out on both sides.
@@ -287,7 +294,7 @@ impl<'a> Finder<'a> {
         let Some(tensor) = self.checkpoint.directory.get(name) else {
             return Err(CheckpointError::MissingTensor {
                 file: self.checkpoint.files[0].path.clone(),
-                tensor: name.to_owned(),
+                tensor: self.spelled(name),
                 needed: format!(
                     "a {} model of {} layers has it",
                     self.config.family, self.config.n_layers
@@ -301,7 +308,7 @@ impl<'a> Finder<'a> {
         if strip(&tensor.shape) != strip(needed) {
             return Err(CheckpointError::Shape {
                 file: self.checkpoint.files[tensor.file.get()].path.clone(),
-                tensor: name.to_owned(),
+                tensor: printable(tensor.spelling()),
                 found: tensor.shape.clone(),
                 needed: format!("{needed:?} by the metadata"),
             });

@@ -18,13 +18,13 @@ use units::FileIndex;
 
 use self::build::{Builder, ExpertSizes};
 use self::config::Config;
-use self::gather::{FileOf, Gathered};
+use self::gather::{FileOf, Gathered, Numbers};
 use crate::Checkpoint;
 use crate::directory::{FileEntry, TensorDirectory};
 use crate::error::{CheckpointError, printable};
 use crate::limits::{self, Budget};
-use crate::metadata::Vocabulary;
-use crate::safetensors::{self, Index};
+use crate::metadata::{MetaArray, MetaValue, Vocabulary};
+use crate::safetensors::{self, Dtype, Index};
 use crate::source::{FileSource, Source};
 
 const CONFIG: &str = "config.json";
@@ -47,7 +47,7 @@ pub(crate) fn open(path: &Path, vocabulary: Vocabulary) -> Result<Checkpoint, Ch
     if name == CONFIG {
         return open_folder(folder, None, vocabulary);
     }
-    if name.ends_with(".json") {
+    if path.extension().is_some_and(|ending| ending == "json") {
         // Its own error where it is absent, and not that of a folder without one.
         FileSource::open(path)?;
         return open_folder(folder, Some(Weights::Indexed(path.to_owned())), vocabulary);
@@ -210,6 +210,36 @@ pub(crate) fn parse(
     assembly.finish()
 }
 
+/// Integers of a tensor: a few constants that other containers keep in their metadata.
+fn read_numbers(
+    path: &Path,
+    source: &dyn Source,
+    numbers: &Numbers,
+) -> Result<Vec<i64>, CheckpointError> {
+    let shape = numbers.raw.shape();
+    let (Dtype::I64, [len]) = (numbers.raw.dtype, shape) else {
+        return Err(CheckpointError::Unsupported {
+            file: path.to_owned(),
+            what: format!("tensor `{}`", printable(&numbers.name)),
+            found: format!("shape {shape:?} of {}", numbers.raw.dtype),
+            supported: "a list of I64".to_owned(),
+        });
+    };
+    let most = limits::NGRAM_SIZE * limits::NGRAM_HEADS;
+    if *len > most {
+        return Err(CheckpointError::Limit {
+            file: path.to_owned(),
+            what: format!("numbers in tensor `{}`", printable(&numbers.name)),
+            found: *len,
+            limit: most,
+        });
+    }
+    let mut bytes = vec![0; 8 * *len as usize];
+    let outcome = source.read_at(numbers.raw.place.offset, &mut bytes);
+    outcome.map_err(|source| CheckpointError::Io { file: path.to_owned(), source })?;
+    Ok(bytes.as_chunks::<8>().0.iter().map(|number| i64::from_le_bytes(*number)).collect())
+}
+
 /// A checkpoint under construction, file by file.
 struct Assembly<'a> {
     path: &'a Path,
@@ -232,9 +262,17 @@ impl<'a> Assembly<'a> {
     fn add(&mut self, path: &Path, source: &dyn Source) -> Result<(), CheckpointError> {
         self.files.push(FileEntry { path: path.to_owned(), bytes: source.len() });
         let Self { gathered, files, budget, .. } = self;
+        let known = gathered.numbers.len();
         safetensors::read(path, source, budget, &mut |entry, budget| {
             gathered.add(&entry, files, budget)
-        })
+        })?;
+        for numbers in &self.gathered.numbers[known..] {
+            let values = read_numbers(path, source, numbers)?;
+            let key = format!("{}.{}", self.config.family, numbers.key);
+            self.config.metadata.spell(key.clone(), numbers.name.clone());
+            self.config.metadata.insert(key, MetaValue::Array(MetaArray::I64s(values)));
+        }
+        Ok(())
     }
 
     /// Holds an index against the files.
@@ -300,8 +338,12 @@ impl<'a> Assembly<'a> {
         } else {
             None
         };
-        let builder =
-            Builder { config: &self.config, config_path: self.path, files: &checkpoint.files };
+        let builder = Builder {
+            config: &self.config,
+            config_path: self.path,
+            metadata: &checkpoint.metadata,
+            files: &checkpoint.files,
+        };
         let tensors = builder.tensors(&self.gathered, sizes, &mut self.budget)?;
         checkpoint.directory = TensorDirectory::new(tensors).map_err(|same| {
             let (first, again) = *same;

@@ -65,6 +65,8 @@ pub(crate) const COMPRESS_RATIO: u64 = 1 << 10;
 pub(crate) const NGRAM_SIZE: u64 = 8;
 /// Hash functions of an n-gram.
 pub(crate) const NGRAM_HEADS: u64 = 64;
+/// Tensors that an n-gram table may be cut into; known ones are in 128.
+pub(crate) const SHARDS: u64 = 1 << 12;
 /// How far a context may be extended.
 pub(crate) const ROPE_FACTOR: f64 = 1e6;
 /// Base of the rotary frequencies.

@@ -244,10 +244,8 @@ impl NgramTable {
     pub fn pieces(&self, first: u64, n: u64) -> Pieces {
         let end = first.checked_add(n);
         assert!(end.is_some_and(|end| end <= self.rows()), "row {first} + {n} of {}", self.rows());
-        let stride = self.row_bytes() as u64;
-        let TensorInfo { file, offset, .. } = self.tensor;
         let mut pieces = Pieces::default();
-        pieces.push(Piece { file, offset: offset + first * stride, bytes: n * stride, place: 0 });
+        self.tensor.pieces(first..first + n).for_each(|piece| pieces.push(piece));
         pieces
     }
 }

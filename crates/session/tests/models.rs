@@ -29,16 +29,26 @@ fn demo() -> PathBuf {
 
 /// GGUF entries of the manifest that are here, since some are in the larger set only: path, expected file, tolerance.
 fn entries() -> Vec<(PathBuf, PathBuf, f32)> {
+    of_format(&["gguf"])
+}
+
+/// The same of model folders, of Hugging Face and of MLX.
+fn folders() -> Vec<(PathBuf, PathBuf, f32)> {
+    of_format(&["hf", "mlx"])
+}
+
+fn of_format(formats: &[&str]) -> Vec<(PathBuf, PathBuf, f32)> {
     let manifest: Value =
         serde_json::from_slice(&std::fs::read(data("fixtures/manifest.json")).unwrap()).unwrap();
     let models = manifest["models"].as_array().unwrap().iter();
     let entries = models.flat_map(|model| model["entries"].as_array().unwrap());
     entries
-        .filter(|entry| entry["format"] == "gguf")
+        .filter(|entry| formats.iter().any(|format| entry["format"] == *format))
         .map(|entry| {
             let file = |name: &Value| data("fixtures").join(name.as_str().unwrap());
             (
-                file(&entry["path"][0]),
+                // A list of parts, or the one name of a folder.
+                file(entry["path"].get(0).unwrap_or(&entry["path"])),
                 file(&entry["expected"]),
                 entry["logits_abs_tol"].as_f64().unwrap() as f32,
             )
@@ -113,9 +123,10 @@ fn argmax(logits: &[f32]) -> (usize, f32) {
 
 #[test]
 fn logits_agree_with_other_software_for_every_family_and_layout() {
-    let entries = entries();
-    assert_eq!(entries.len(), if std::env::var_os("SAKIA_FIXTURES").is_some() { 12 } else { 10 });
-    for (path, expected, tolerance) in entries {
+    let (files, folders) = (entries(), folders());
+    let complete = std::env::var_os("SAKIA_FIXTURES").is_some();
+    assert_eq!((files.len(), folders.len()), if complete { (12, 10) } else { (10, 1) });
+    for (path, expected, tolerance) in files.into_iter().chain(folders) {
         let expected = Expected::read(&expected);
         let (ids, reference) = (expected.ids("input_ids"), expected.floats("logits"));
         let got = logits(&path, &ids, options());
@@ -127,7 +138,7 @@ fn logits_agree_with_other_software_for_every_family_and_layout() {
 
 #[test]
 fn greedy_continuations_agree_where_the_margin_allows() {
-    for (path, expected, tolerance) in entries() {
+    for (path, expected, tolerance) in entries().into_iter().chain(folders()) {
         let expected = Expected::read(&expected);
         let (ids, greedy, margins) = (
             expected.ids("input_ids"),
@@ -147,7 +158,7 @@ fn greedy_continuations_agree_where_the_margin_allows() {
 
 #[test]
 fn all_backends_give_the_same_bits() {
-    for (path, expected, _) in entries() {
+    for (path, expected, _) in entries().into_iter().chain(folders()) {
         let ids = Expected::read(&expected).ids("input_ids");
         for (activations, kv) in [(Activations::F32, KvType::F32), (Activations::Q8, KvType::F16)] {
             let with = |backend| {

@@ -130,8 +130,8 @@ fn layer(keys: &Keys<'_>, n_layers: u64) -> Result<Option<u32>, CheckpointError>
         [layer] if layer < n_layers => Ok(Some(layer as u32)),
         [layer] => Err(keys.error(key, layer.to_string(), needed())),
         _ => Err(CheckpointError::Unsupported {
-            file: keys.checkpoint.files[0].path.clone(),
-            what: format!("metadata `{}`", keys.name(key)),
+            file: keys.checkpoint.metadata_file().to_owned(),
+            what: format!("metadata `{}`", keys.checkpoint.metadata.spelling(&keys.name(key))),
             found: format!("{} layers", layers.len()),
             supported: "one".to_owned(),
         }),

@@ -6,11 +6,12 @@ use quant::{Affine, BlockType, ScaleType};
 
 use super::config::{Config, config_error};
 use super::gather::{Gathered, Module, Planes, Raw, Stack};
-use super::names::{Matrix, Plane, Role};
+use super::names::{Matrix, Plane, Role, TABLE};
 use super::quantization::{Codes, FP8_BLOCK};
 use crate::directory::{FileEntry, Foreign, Part, Scales, TensorInfo, ValueMap};
 use crate::error::{CheckpointError, printable};
 use crate::limits::{self, Budget};
+use crate::metadata::Metadata;
 use crate::safetensors::{Dtype, charge};
 
 /// What wrote the files, as far as it changes what values mean.
@@ -20,6 +21,8 @@ enum Layout {
     Original,
     /// Converted to MLX: the one is added.
     Converted,
+    /// Converted by a program that adds the one when it runs.
+    ConvertedCentred,
 }
 
 /// Sizes that experts in tensors of their own are held against.
@@ -42,6 +45,7 @@ struct Stored {
 pub(super) struct Builder<'a> {
     pub(super) config: &'a Config,
     pub(super) config_path: &'a Path,
+    pub(super) metadata: &'a Metadata,
     pub(super) files: &'a [FileEntry],
 }
 
@@ -59,9 +63,14 @@ impl Builder<'_> {
         let layout = self.layout(gathered)?;
         let mut tensors = Vec::new();
         for (name, module) in &gathered.modules {
-            let tensor = self.module(name, module, layout)?;
-            self.charge(&tensor, budget)?;
-            tensors.push(tensor);
+            for tensor in self.module(name, module, layout)? {
+                self.charge(&tensor, budget)?;
+                tensors.push(tensor);
+            }
+        }
+        if let Some(table) = self.table(gathered)? {
+            self.charge(&table, budget)?;
+            tensors.push(table);
         }
         for stack in gathered.stacks() {
             let sizes = sizes.expect("sizes are read where experts have tensors of their own");
@@ -102,7 +111,11 @@ impl Builder<'_> {
                 }
             }
         }
-        Ok(found.map(|(layout, _)| layout))
+        // The one converter that keeps norms as they are is also the one that lists shards.
+        Ok(found.map(|(layout, _)| match layout {
+            Layout::Converted if gathered.listed => Layout::ConvertedCentred,
+            layout => layout,
+        }))
     }
 
     fn module(
@@ -110,17 +123,22 @@ impl Builder<'_> {
         name: &str,
         module: &Module,
         layout: Option<Layout>,
-    ) -> Result<TensorInfo, CheckpointError> {
+    ) -> Result<Vec<TensorInfo>, CheckpointError> {
         let spelled = |plane| module.spelled(plane);
         let names = Names { module: &module.name, spelled: &spelled };
         let mut stored = self.stored(&names, &module.planes)?;
+        if module.role == Role::IndexerQk {
+            return self.indexer(name, module, &stored);
+        }
         if module.role == Role::Conv {
             self.squeeze(module, &mut stored)?;
         }
         let map = match (module.role, layout) {
-            (Role::Plain | Role::Conv, _)
+            (Role::Plain | Role::Conv | Role::IndexerQk, _)
             | (Role::CentredNorm, Some(Layout::Converted)) => ValueMap::Plain,
-            (Role::CentredNorm, Some(Layout::Original)) => ValueMap::PlusOne,
+            (Role::CentredNorm, Some(Layout::Original | Layout::ConvertedCentred)) => {
+                ValueMap::PlusOne
+            }
             (Role::LogDecay, _) => ValueMap::NegExp,
             (Role::CentredNorm, None) => {
                 let needed = format!(
@@ -132,7 +150,90 @@ impl Builder<'_> {
                 return Err(config_error(self.config_path, key, "no such layer".to_owned(), needed));
             }
         };
-        Ok(tensor(name.to_owned(), module.spelled(Plane::Weight), map, stored))
+        Ok(vec![tensor(name.to_owned(), module.spelled(Plane::Weight), map, stored)])
+    }
+
+    /// Queries and key of an indexer, which other containers keep apart. `name` is that of the queries.
+    fn indexer(
+        &self,
+        name: &str,
+        module: &Module,
+        stored: &Stored,
+    ) -> Result<Vec<TensorInfo>, CheckpointError> {
+        let raw = module.planes[Plane::Weight as usize].expect("what is stored has values");
+        let spelled = module.spelled(Plane::Weight);
+        let number = |key: &str| {
+            let key = format!("{}.attention.indexer.{key}", self.config.family);
+            self.metadata.u64(&key).filter(|number| *number <= limits::WIDTH)
+        };
+        let queries = number("head_count").zip(number("key_length")).map(|(n, dim)| n * dim);
+        let (Some(queries), [rows, values]) = (queries, stored.shape.as_slice()) else {
+            let needed = "rows of indexer_n_heads queries of indexer_head_dim and of a key";
+            return Err(self.shape(&raw, &spelled, needed.to_owned()));
+        };
+        let (rows, values) = (*rows, *values);
+        let part = stored.parts[0];
+        // Rows that share scales stay together.
+        let shared = part.scales.map_or(1, |scales| u64::from(scales.rows));
+        if queries >= rows || !queries.is_multiple_of(shared) {
+            let needed = format!("more than the {queries} rows of its queries");
+            return Err(self.shape(&raw, &spelled, needed));
+        }
+        let block_type = stored.block_type;
+        let block = block_type.block_bytes() as u64;
+        let row_blocks = values / block_type.block_len() as u64;
+        let key_part = Part {
+            rows: rows - queries,
+            place: part.place.plus(queries * row_blocks * codes_bytes(block, &part)),
+            scales: part.scales.map(|scales| {
+                let skipped = queries / shared * row_blocks * u64::from(scales.bytes);
+                Scales {
+                    scales: scales.scales.plus(skipped),
+                    biases: scales.biases.map(|biases| biases.plus(skipped)),
+                    ..scales
+                }
+            }),
+        };
+        let half = |name: String, part: Part| {
+            let stored = Stored { block_type, shape: vec![part.rows, values], parts: vec![part] };
+            tensor(name, spelled.clone(), ValueMap::Plain, stored)
+        };
+        let key = name.replace("indexer.q_proj", "indexer.k_proj");
+        Ok(vec![half(name.to_owned(), Part { rows: queries, ..part }), half(key, key_part)])
+    }
+
+    /// The n-gram table, whose shards follow each other by number.
+    fn table(&self, gathered: &Gathered) -> Result<Option<TensorInfo>, CheckpointError> {
+        let mut whole: Option<(String, Stored)> = None;
+        for (expected, (number, module)) in (0..).zip(&gathered.shards) {
+            if *number != expected {
+                let list = module.name.trim_end_matches(|c: char| c.is_ascii_digit());
+                let spelled = format!("{list}{expected}{}", Plane::Weight.ending());
+                let why = format!("`{}` is there", printable(&module.name));
+                return Err(self.missing(&spelled, why));
+            }
+            let spelled = |plane| module.spelled(plane);
+            let names = Names { module: &module.name, spelled: &spelled };
+            let stored = self.stored(&names, &module.planes)?;
+            let raw = module.planes[Plane::Weight as usize].expect("what is stored has values");
+            let name = module.spelled(Plane::Weight);
+            if stored.shape.len() != 2 {
+                return Err(self.shape(&raw, &name, "[rows, values]".to_owned()));
+            }
+            let Some((first, whole)) = &mut whole else {
+                whole = Some((name, stored));
+                continue;
+            };
+            if whole.block_type != stored.block_type || whole.shape[1] != stored.shape[1] {
+                let found = format!("rows of {} {}", stored.shape[1], stored.block_type);
+                let all =
+                    format!("{} {}, as in `{first}`", whole.shape[1], whole.block_type);
+                return Err(self.unsupported(&raw, &name, found, &all));
+            }
+            whole.shape[0] += stored.shape[0];
+            whole.parts.extend(stored.parts);
+        }
+        Ok(whole.map(|(name, stored)| tensor(TABLE.to_owned(), name, ValueMap::Plain, stored)))
     }
 
     /// Channels and taps of a convolution, without the dimension of 1 that is in another place in every layout.
@@ -359,13 +460,11 @@ impl Builder<'_> {
 
     /// Rows over all leading dimensions, and elements of a row.
     fn rows(&self, names: &Names<'_>, raw: &Raw) -> Result<(u64, u64), CheckpointError> {
-        match raw.shape() {
-            [lead @ .., last] => Ok((lead.iter().product(), *last)),
-            [] => {
-                let spelled = (names.spelled)(Plane::Weight);
-                Err(self.shape(raw, &spelled, "at least one dimension".to_owned()))
-            }
-        }
+        let Some((last, lead)) = raw.shape().split_last() else {
+            let spelled = (names.spelled)(Plane::Weight);
+            return Err(self.shape(raw, &spelled, "at least one dimension".to_owned()));
+        };
+        Ok((lead.iter().product(), *last))
     }
 
     fn missing(&self, tensor: &str, needed: String) -> CheckpointError {
@@ -415,6 +514,14 @@ impl Builder<'_> {
 struct Names<'a> {
     module: &'a str,
     spelled: &'a dyn Fn(Plane) -> String,
+}
+
+/// Bytes of a block's codes in its file.
+fn codes_bytes(block: u64, part: &Part) -> u64 {
+    part.scales.map_or(block, |scales| {
+        let planes = if scales.biases.is_some() { 2 } else { 1 };
+        block - planes * u64::from(scales.bytes)
+    })
 }
 
 fn tensor(name: String, spelling: String, map: ValueMap, stored: Stored) -> TensorInfo {

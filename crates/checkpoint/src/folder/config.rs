@@ -6,6 +6,7 @@
 
 mod harmless;
 mod rope;
+mod streams;
 
 use std::path::Path;
 
@@ -103,6 +104,9 @@ fn convert(path: &Path, json: &Json) -> Result<Config, CheckpointError> {
         // Checkpoints of this layout keep the order of the original weights; other containers may say otherwise.
         reader.set_own("ssm.head_order", MetaValue::String("grouped".to_owned()));
     }
+    if family == Family::Qwen4Exp {
+        streams::read(&mut reader)?;
+    }
     reader.norm_topk()?;
     reader.layer_types()?;
     rope::read(&mut reader)?;
@@ -133,11 +137,13 @@ fn family(path: &Path, top: &Json, text: Option<&Json>) -> Result<Family, Checkp
     Err(config_error(path, "text_config.model_type", found, "the family of `model_type`"))
 }
 
-const MODEL_TYPES: [(&str, Family); 4] = [
+const MODEL_TYPES: [(&str, Family); 6] = [
     ("qwen3_moe", Family::Qwen3Moe),
     ("qwen3_next", Family::Qwen3Next),
     ("qwen3_5_moe", Family::Qwen35Moe),
     ("qwen3_5_moe_text", Family::Qwen35Moe),
+    ("qwen4_exp", Family::Qwen4Exp),
+    ("qwen4_exp_text", Family::Qwen4Exp),
 ];
 
 fn known(name: &str) -> Option<Family> {
@@ -290,8 +296,10 @@ impl<'a> Reader<'a> {
             return Err(self.error(spelling, value.shown(), "a list of layer types"));
         };
         let hybrid = self.family.is_hybrid();
+        let selects = self.family == Family::Qwen4Exp;
         let recurrent = list.iter().map(|layer| match layer.text() {
             Some("full_attention") => Ok(false),
+            Some("indexed_attention" | "qwen_sparse_attention") if selects => Ok(false),
             Some("linear_attention") if hybrid => Ok(true),
             _ => {
                 let supported =

@@ -54,6 +54,34 @@ pub(super) struct Module {
 }
 
 impl Module {
+    fn new(role: Role, name: &str, plane: Plane) -> Self {
+        let name = base(name, plane).0.to_owned();
+        Self { role, name, bare: false, planes: [None; Plane::COUNT] }
+    }
+
+    /// Takes one of its tensors, of the last of the files.
+    fn add(
+        &mut self,
+        plane: Plane,
+        (entry, files): (&Entry<'_>, &[FileEntry]),
+    ) -> Result<(), CheckpointError> {
+        let (base, bare) = base(&entry.name, plane);
+        let raw = raw(entry, files)?;
+        if self.name != base {
+            return Err(CheckpointError::Format {
+                file: files[raw.place.file.get()].path.clone(),
+                what: format!("tensor `{}`", printable(&entry.name)),
+                found: format!("the module `{}` under another name", printable(&self.name)),
+                needed: "one name for a module".to_owned(),
+            });
+        }
+        self.bare |= bare && plane == Plane::Weight;
+        match self.planes[plane as usize].replace(raw) {
+            None => Ok(()),
+            Some(first) => Err(twice(files, &entry.name, first.place.file, raw.place.file)),
+        }
+    }
+
     /// How one of its tensors is called.
     pub(super) fn spelled(&self, plane: Plane) -> String {
         match plane {
@@ -119,11 +147,24 @@ impl Stack {
     }
 }
 
+/// Integers that stand for a key of the metadata.
+#[derive(Debug)]
+pub(super) struct Numbers {
+    pub(super) key: &'static str,
+    pub(super) name: String,
+    pub(super) raw: Raw,
+}
+
 /// All tensors, by what they mean.
 #[derive(Debug)]
 pub(super) struct Gathered {
     family: Family,
     pub(super) modules: BTreeMap<String, Module>,
+    /// The n-gram table by number.
+    pub(super) shards: BTreeMap<u32, Module>,
+    /// Whether its shards are written as a list.
+    pub(super) listed: bool,
+    pub(super) numbers: Vec<Numbers>,
     experts: Vec<ExpertTensor>,
     /// Tensors that nothing knows: the first, and how many.
     unknown: Option<(FileIndex, String, usize)>,
@@ -136,6 +177,9 @@ impl Gathered {
         Self {
             family,
             modules: BTreeMap::new(),
+            shards: BTreeMap::new(),
+            listed: false,
+            numbers: Vec::new(),
             experts: Vec::new(),
             unknown: None,
             total: 0,
@@ -194,45 +238,25 @@ impl Gathered {
             }
             Meaning::Module { name, role, plane } => {
                 charge(path, budget, MODULE_OVERHEAD + 4 * entry.name.len() as u64)?;
-                self.module(name, role, plane, (entry, files))
+                let empty = || Module::new(role, &entry.name, plane);
+                let module = self.modules.entry(name).or_insert_with(empty);
+                module.add(plane, (entry, files))
             }
-        }
-    }
-
-    fn module(
-        &mut self,
-        name: String,
-        role: Role,
-        plane: Plane,
-        (entry, files): (&Entry<'_>, &[FileEntry]),
-    ) -> Result<(), CheckpointError> {
-        let file = FileIndex(files.len() as u32 - 1);
-        if entry.shape.len() > DIMS {
-            return Err(shape_error(files, file, entry, "at most three dimensions"));
-        }
-        let mut dims = [0; DIMS];
-        dims[..entry.shape.len()].copy_from_slice(entry.shape);
-        let place = FilePlace { file, offset: entry.offset };
-        let raw = Raw { dtype: entry.dtype, dims, len: entry.shape.len() as u8, place };
-        let (base, bare) = base(&entry.name, plane);
-        let module = self.modules.entry(name).or_insert_with(|| Module {
-            role,
-            name: base.to_owned(),
-            bare: false,
-            planes: [None; Plane::COUNT],
-        });
-        if module.name != base {
-            return Err(CheckpointError::Format {
-                file: files[file.get()].path.clone(),
-                what: format!("tensor `{}`", printable(&entry.name)),
-                found: format!("the module `{}` under another name", printable(&module.name)),
-                needed: "one name for a module".to_owned(),
-            });
-        }
-        module.bare |= bare && plane == Plane::Weight;
-        match module.planes[plane as usize].replace(raw) {
-            None => Ok(()),
-            Some(first) => Err(twice(files, &entry.name, first.place.file, file)),
+            Meaning::Shard { number, listed, plane } => {
+                charge(path, budget, MODULE_OVERHEAD + 4 * entry.name.len() as u64)?;
+                self.listed |= listed;
+                let empty = || Module::new(Role::Plain, &entry.name, plane);
+                self.shards.entry(number).or_insert_with(empty).add(plane, (entry, files))
+            }
+            Meaning::Numbers { key } => {
+                charge(path, budget, MODULE_OVERHEAD + entry.name.len() as u64)?;
+                let raw = raw(entry, files)?;
+                if let Some(first) = self.numbers.iter().find(|numbers| numbers.key == key) {
+                    return Err(twice(files, &entry.name, first.raw.place.file, file));
+                }
+                self.numbers.push(Numbers { key, name: entry.name.clone(), raw });
+                Ok(())
+            }
         }
     }
 
@@ -268,6 +292,14 @@ impl Gathered {
                 let raw = self.modules.get(&name)?.planes[plane as usize]?;
                 Some(FileOf::One(raw.place.file))
             }
+            Meaning::Shard { number, plane, .. } => {
+                let raw = self.shards.get(&number)?.planes[plane as usize]?;
+                Some(FileOf::One(raw.place.file))
+            }
+            Meaning::Numbers { key } => {
+                let numbers = self.numbers.iter().find(|numbers| numbers.key == key)?;
+                Some(FileOf::One(numbers.raw.place.file))
+            }
             Meaning::Expert { layer, matrix, expert, plane, .. } => {
                 let key = ExpertTensorKey { layer, matrix, expert, plane };
                 let found = self.experts.binary_search_by_key(&key, |tensor| tensor.key).ok()?;
@@ -300,6 +332,18 @@ impl Gathered {
 pub(super) enum FileOf {
     One(FileIndex),
     Any,
+}
+
+/// A tensor of the last of the files, as it lies there.
+fn raw(entry: &Entry<'_>, files: &[FileEntry]) -> Result<Raw, CheckpointError> {
+    let file = FileIndex(files.len() as u32 - 1);
+    let mut dims = [0; DIMS];
+    let Some(filled) = dims.get_mut(..entry.shape.len()) else {
+        return Err(shape_error(files, file, entry, "at most three dimensions"));
+    };
+    filled.copy_from_slice(entry.shape);
+    let place = FilePlace { file, offset: entry.offset };
+    Ok(Raw { dtype: entry.dtype, dims, len: entry.shape.len() as u8, place })
 }
 
 /// A module's name, and whether the tensor is called by it without the usual ending.

@@ -62,6 +62,8 @@ pub(super) enum Role {
     LogDecay,
     /// A short convolution, with a dimension of 1 that tells the layout.
     Conv,
+    /// Queries and the key of an indexer, one matrix above the other.
+    IndexerQk,
 }
 
 /// A matrix of the routed experts.
@@ -107,6 +109,10 @@ pub(super) enum Meaning {
     Module { name: String, role: Role, plane: Plane },
     /// A tensor of one expert.
     Expert { prefix: Prefix, layer: u32, matrix: Matrix, expert: u32, plane: Plane },
+    /// Some rows of the n-gram table, in order of their number. `listed` is how one converter writes it.
+    Shard { number: u32, listed: bool, plane: Plane },
+    /// Integers that are a value of this key in other containers.
+    Numbers { key: &'static str },
     /// Not for a text engine.
     Aside,
     /// Not known.
@@ -114,15 +120,18 @@ pub(super) enum Meaning {
 }
 
 /// Modules outside of layers.
-const TOP: [(&str, &str, Role); 3] = [
+const TOP: [(&str, &str, Role); 6] = [
     ("embed_tokens.weight", "token_embd.weight", Role::Plain),
+    ("hyper_connection_mixer.hc_norm.weight", "output_hc_norm.weight", Role::CentredNorm),
+    ("hyper_connection_mixer.input_mix_weight_down.weight", "output_hc_down.weight", Role::Plain),
+    ("hyper_connection_mixer.input_mix_weight_up.weight", "output_hc_up.weight", Role::Plain),
     ("lm_head.weight", "output.weight", Role::Plain),
     ("norm.weight", "output_norm.weight", Role::CentredNorm),
 ];
 
 /// Modules of a layer: behind `layers.N.`, and behind `blk.N.`. What is not a matrix in a module of its own is called
 /// `.weight` only where the file calls it so.
-const LAYER: [(&str, &str, Role); 24] = [
+const LAYER: [(&str, &str, Role); 41] = [
     ("input_layernorm.weight", "attn_norm.weight", Role::CentredNorm),
     ("post_attention_layernorm.weight", "post_attention_norm.weight", Role::CentredNorm),
     ("self_attn.q_proj.weight", "attn_q.weight", Role::Plain),
@@ -147,7 +156,34 @@ const LAYER: [(&str, &str, Role); 24] = [
     ("mlp.shared_expert.gate_proj.weight", "ffn_gate_shexp.weight", Role::Plain),
     ("mlp.shared_expert.up_proj.weight", "ffn_up_shexp.weight", Role::Plain),
     ("mlp.shared_expert.down_proj.weight", "ffn_down_shexp.weight", Role::Plain),
+    ("attn_hyper_connection.hc_norm.weight", "hc_attn_norm.weight", Role::CentredNorm),
+    ("attn_hyper_connection.input_mix_weight_down.weight", "hc_attn_down.weight", Role::Plain),
+    ("attn_hyper_connection.input_mix_weight_up.weight", "hc_attn_up.weight", Role::Plain),
+    ("attn_hyper_connection.block_inject_weight.weight", "hc_attn_inject.weight", Role::Plain),
+    ("mlp_hyper_connection.hc_norm.weight", "hc_ffn_norm.weight", Role::CentredNorm),
+    ("mlp_hyper_connection.input_mix_weight_down.weight", "hc_ffn_down.weight", Role::Plain),
+    ("mlp_hyper_connection.input_mix_weight_up.weight", "hc_ffn_up.weight", Role::Plain),
+    ("mlp_hyper_connection.block_inject_weight.weight", "hc_ffn_inject.weight", Role::Plain),
+    ("self_attn.indexer.index_qk_proj.weight", "indexer.q_proj.weight", Role::IndexerQk),
+    ("self_attn.indexer.q_layernorm.weight", "indexer.q_norm.weight", Role::CentredNorm),
+    ("self_attn.indexer.k_layernorm.weight", "indexer.k_norm.weight", Role::CentredNorm),
+    ("ple.key_proj.weight", "ple_key.weight", Role::Plain),
+    ("ple.value_proj.weight", "ple_value.weight", Role::Plain),
+    ("ple.norm_key.weight", "ple_norm_key.weight", Role::CentredNorm),
+    ("ple.norm_query.weight", "ple_norm_query.weight", Role::CentredNorm),
+    ("ple.norm_conv.weight", "ple_norm_conv.weight", Role::CentredNorm),
+    ("ple.conv1d.weight", "ple_conv1d.weight", Role::Conv),
 ];
+
+/// Integers beside the n-gram table: behind `layers.N.`, and the key of the architecture.
+const NUMBERS: [(&str, &str); 3] = [
+    ("ple.ple_embedding.layer_multipliers", "ple.layer_multipliers"),
+    ("ple.ple_embedding.ngram_heads_vocab_sizes", "ple.head_vocab_sizes"),
+    ("ple.ple_embedding.ngram_heads_offsets", "ple.head_offsets"),
+];
+
+/// Row by row, the n-gram table.
+pub(super) const TABLE: &str = "per_layer_token_embd.weight";
 
 /// What stands before a language model's names: one of those that are known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -190,6 +226,17 @@ fn known(family: Family, prefix: Prefix, core: &str) -> Option<Meaning> {
         };
         let name = format!("blk.{layer}.{name}");
         return Some(Meaning::Module { name, role: of(family, role), plane });
+    }
+    if family == Family::Qwen4Exp {
+        if let Some((_, key)) = NUMBERS.iter().find(|(spelled, _)| *spelled == rest) {
+            return Some(Meaning::Numbers { key });
+        }
+        if let Some(rows) = rest.strip_prefix("ple.ple_embedding.ngram_embedding.") {
+            let listed = rows.starts_with("shards.");
+            let prefix = if listed { "shards." } else { "shard_" };
+            let (number, rest) = numbered(rows, prefix, limits::SHARDS)?;
+            return (rest == "weight").then_some(Meaning::Shard { number, listed, plane });
+        }
     }
     let experts = rest.strip_prefix("mlp.")?;
     if let Some((expert, rest)) = numbered(experts, "experts.", limits::EXPERTS) {
@@ -237,6 +284,9 @@ fn numbered<'a>(name: &'a str, prefix: &str, limit: u64) -> Option<(u32, &'a str
 pub(crate) fn spelled(name: &str) -> Option<String> {
     if let Some((spelled, ..)) = TOP.iter().find(|(_, known, _)| *known == name) {
         return Some((*spelled).to_owned());
+    }
+    if name == TABLE {
+        return Some("ple.ple_embedding.ngram_embedding.shard_*".to_owned());
     }
     let (layer, rest) = numbered(name, "blk.", limits::LAYERS)?;
     let rest = if rest == "ffn_norm.weight" { "post_attention_norm.weight" } else { rest };
@@ -298,6 +348,25 @@ mod tests {
             let spelled = format!("model.layers.3.{spelled}");
             assert_eq!(name(Family::Qwen3Next, &spelled), expected, "{spelled}");
         }
+    }
+
+    #[test]
+    fn the_n_gram_table_is_shards_and_numbers() {
+        let at = |rest: &str| {
+            let spelled = format!("language_model.model.layers.1.ple.ple_embedding.{rest}");
+            name(Family::Qwen4Exp, &spelled)
+        };
+        for (rest, expected) in [
+            ("ngram_embedding.shard_12.weight", "Shard { number: 12, listed: false, plane: Weight }"),
+            ("ngram_embedding.shards.3.scales", "Shard { number: 3, listed: true, plane: Scales }"),
+            ("ngram_embedding.shard_1x.weight", "Unknown"),
+            ("ngram_embedding.weight_scale", "Unknown"),
+            ("layer_multipliers", "Numbers { key: \"ple.layer_multipliers\" }"),
+        ] {
+            assert_eq!(at(rest), expected, "{rest}");
+        }
+        let other = "model.layers.1.ple.ple_embedding.layer_multipliers";
+        assert_eq!(name(Family::Qwen35Moe, other), "Unknown");
     }
 
     #[test]

@@ -40,7 +40,7 @@ impl Harmless {
     }
 }
 
-const ALL: [(&str, &[Harmless]); 21] = [
+const ALL: [(&str, &[Harmless]); 22] = [
     ("attention_bias", &[Is(false)]),
     ("attn_logit_softcapping", &[Number(0.0)]),
     ("decoder_sparse_step", &[Number(1.0)]),
@@ -48,6 +48,7 @@ const ALL: [(&str, &[Harmless]); 21] = [
     ("final_logit_softcapping", &[Number(0.0)]),
     ("first_k_dense_replace", &[Number(0.0)]),
     ("hidden_act", &[Text("silu"), Text("swish")]),
+    ("indexer_kv_heads", &[Number(1.0)]),
     ("logit_scale", &[Number(1.0)]),
     ("logits_scaling", &[Number(1.0)]),
     ("mlp_bias", &[Is(false)]),
@@ -69,8 +70,13 @@ pub(super) fn check(reader: &Reader<'_>) -> Result<(), CheckpointError> {
     let output_gate: &[Harmless] = match reader.family {
         Family::Qwen3Moe => &[],
         Family::Qwen3Next | Family::Qwen35Moe => &[Text("silu"), Text("swish")],
+        Family::Qwen4Exp => &[Text("sigmoid")],
     };
     let own = [("attn_output_gate", &[Is(gated)][..]), ("output_gate_type", output_gate)];
+    if reader.family == Family::Qwen4Exp && reader.get("output_gate_type").is_none() {
+        // Then it is the activation of the experts, which no model of the family was trained with.
+        return Err(reader.unsupported("output_gate_type", "nothing".to_owned(), "sigmoid"));
+    }
     for (key, harmless) in ALL.into_iter().chain(own) {
         let Some(value) = reader.get(key) else { continue };
         if !harmless.iter().any(|harmless| harmless.is(value)) {

@@ -102,17 +102,13 @@ fn rotary_part(reader: &mut Reader<'_>) -> Result<(), CheckpointError> {
     let default = if reader.family.is_hybrid() { HYBRID_PART } else { 1.0 };
     let part = value.map_or(Some(default), Json::f64);
     let dims = part.filter(|part| (0.0..=1.0).contains(part)).map(|part| part * head_dim as f64);
-    match dims.filter(|dims| dims.fract() == 0.0) {
-        Some(dims) => {
-            reader.set_own("rope.dimension_count", MetaValue::U64(dims as u64));
-            Ok(())
-        }
-        None => {
-            let found = value.map_or_else(|| default.to_string(), Json::shown);
-            let needed = format!("a part of the {head_dim} values of a head, from 0 to 1");
-            Err(reader.error(&spelling, found, needed))
-        }
-    }
+    let Some(dims) = dims.filter(|dims| dims.fract() == 0.0) else {
+        let found = value.map_or_else(|| default.to_string(), Json::shown);
+        let needed = format!("a part of the {head_dim} values of a head, from 0 to 1");
+        return Err(reader.error(&spelling, found, needed));
+    };
+    reader.set_own("rope.dimension_count", MetaValue::U64(dims as u64));
+    Ok(())
 }
 
 fn yarn(reader: &mut Reader<'_>) -> Result<(), CheckpointError> {

@@ -213,3 +213,41 @@ fn two_ends_of_a_text_are_kept() {
     assert_eq!(["bos", "eos", "eot"].map(|name| id(list, name)), [Some(5), Some(7), Some(8)]);
     assert_eq!(["bos", "eos"].map(|name| id(r#""eos_token_id": 3"#, name)), [None, Some(3)]);
 }
+
+/// A configuration of the family with residual streams.
+fn streams(more: &str) -> Result<Config, CheckpointError> {
+    with("qwen4_exp_text", &format!(r#""output_gate_type": "sigmoid", {more}"#))
+}
+
+#[test]
+fn keys_of_residual_streams_are_those_of_other_containers() {
+    let config = streams(
+        r#""hc_count": 4, "hc_lowrank": 320, "indexer_n_heads": 4, "indexer_kv_heads": 1,
+            "indexer_compress_ratio": 4, "num_hidden_layers": 2, "ngram_size": 3,
+            "heads_per_ngram": 8, "ple_embed_dim": 2560, "ple_layer_ids": [2],
+            "eos_token_id": [7, 8],
+            "layer_types": ["indexed_attention", "qwen_sparse_attention", "linear_attention"]"#,
+    )
+    .unwrap();
+    assert_eq!(number(&config, "hyper_connection.count"), Some(4.0));
+    assert_eq!(number(&config, "embedding_length_per_layer_input"), Some(160.0));
+    assert_eq!(number(&config, "ple.eos_token_id"), Some(7.0));
+    let array = |key: &str| config.metadata.array(&format!("qwen4exp.{key}")).cloned();
+    assert_eq!(array("attention.compress_ratios"), Some(MetaArray::U64s(vec![4, 4])));
+    assert_eq!(array("ple.layers"), Some(MetaArray::U64s(vec![1])), "counted from 0 elsewhere");
+    let flags = MetaArray::Bools(vec![false, false, true]);
+    assert_eq!(array("attention.recurrent_layers"), Some(flags));
+    assert_eq!(config.metadata.bool("qwen4exp.expert_weights_norm"), Some(true));
+    for (more, expected) in [
+        (r#""ple_layer_ids": [0]"#, "config"),
+        (r#""ple_layer_ids": 2"#, "config"),
+        (r#""ple_embed_dim": 5, "ngram_size": 3, "heads_per_ngram": 1"#, "config"),
+        (r#""indexer_compress_ratio": 0"#, "config"),
+        (r#""indexer_kv_heads": 2"#, "unsupported"),
+        (r#""num_hidden_layers": 18446744073709551615, "indexer_compress_ratio": 4"#, "accept"),
+    ] {
+        assert_eq!(class(streams(more)), expected, "{more}");
+    }
+    // Without the key it would be another activation, which nobody trained.
+    assert_eq!(class(with("qwen4_exp", "")), "unsupported");
+}
