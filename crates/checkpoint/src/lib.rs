@@ -20,6 +20,7 @@ mod gguf;
 mod json;
 mod limits;
 mod metadata;
+mod pieces;
 mod records;
 mod safetensors;
 mod source;
@@ -31,11 +32,12 @@ pub use config::{
     DeltaNetShape, Family, GateActivation, HeadOrder, HyperShape, IndexerShape, LayerKind,
     ModelConfig, NgramShape, Yarn,
 };
-pub use directory::{FileEntry, TensorDirectory, TensorInfo};
+pub use directory::{FileEntry, Foreign, Part, Scales, TensorDirectory, TensorInfo, ValueMap};
 pub use error::{CheckpointError, ErrorClass};
 pub use metadata::{MetaArray, MetaValue, Metadata, StringArray, Vocabulary};
+pub use pieces::{Blocks, DIRECT_ALIGN, FilePlace, Piece, Pieces, Tiles};
 pub use quant::slot::{ExpertMatrices, SlotMatrix};
-pub use records::{DIRECT_ALIGN, ExpertRecord, LayerRecords, NgramTable, Piece, Pieces, Records};
+pub use records::{ExpertRecord, LayerRecords, NgramTable, Records};
 pub use safetensors::{Dtype, SafeTensor, parse_safetensors};
 pub use source::{MemorySource, Source};
 pub use tensors::{

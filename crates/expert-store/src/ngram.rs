@@ -298,7 +298,7 @@ fn next_request(table: &NgramTable, rows: &[u64]) -> (Pieces, usize) {
     while let Some(first) = rows.get(taken) {
         let following = rows[taken..].iter().zip(*first..first + LONGEST_RUN);
         let n = following.take_while(|(row, next)| *row == next).count();
-        let run = table.pieces(*first, n as u64);
+        let (run, n) = table.pieces(*first, n as u64);
         if pieces.len() + run.len() > Pieces::MOST {
             break;
         }
@@ -306,7 +306,7 @@ fn next_request(table: &NgramTable, rows: &[u64]) -> (Pieces, usize) {
         run.iter().for_each(|piece| {
             pieces.push(checkpoint::Piece { place: place + piece.place, ..*piece })
         });
-        taken += n;
+        taken += n as usize;
     }
     (pieces, taken)
 }
