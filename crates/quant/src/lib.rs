@@ -1,7 +1,8 @@
 //! Number formats: block layouts, decoding, and the scalar definition of every dot product.
 //!
-//! A weight row is a run of blocks. A block has one scale, and integers: codes, and sub-scales and minima of groups of
-//! 16 codes. Products with 8-bit activations are exact inside a block and round once per block and scale; see
+//! A weight row is a run of blocks. A block has one scale, sometimes one of minima or a bias, and integers: codes, and
+//! sub-scales and minima of groups of 16 codes. What other containers keep in separate tensors is laid out in the same
+//! way; see [`Affine`]. Products with 8-bit activations are exact inside a block and round once per block and scale; see
 //! [`dot_q8`]. Kernels with SIMD live in `compute` and must give the same bits.
 //!
 //! Pure: no files, threads or clocks, and nothing here looks at what the CPU can do.

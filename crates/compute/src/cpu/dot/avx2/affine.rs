@@ -258,12 +258,12 @@ fn unpack<const RUN: usize>(run: &[u8; RUN]) -> __m256i {
     }
     let (low, high) = match RUN {
         8 => {
-            let all = load_u8x8(part(run, 0));
+            let all = load_u8x8(*part(run, 0));
             (all, all)
         }
         12 => {
             let rest = i32::from_le_bytes(*part(run, 8));
-            let all = _mm_insert_epi32::<2>(load_u8x8(part(run, 0)), rest);
+            let all = _mm_insert_epi32::<2>(load_u8x8(*part(run, 0)), rest);
             (all, all)
         }
         _ => (load_u8x16(part(run, 0)), load_u8x16(part(run, RUN - 16))),
@@ -283,7 +283,7 @@ fn unpack<const RUN: usize>(run: &[u8; RUN]) -> __m256i {
 /// holds the last 16 bytes of a run, or all if there are fewer. Bytes that no code needs are zero.
 const fn byte_pairs(run: usize, first: usize) -> [u8; 32] {
     let bits = run / 4;
-    let upper_starts = if run > 16 { run - 16 } else { 0 };
+    let upper_starts = run.saturating_sub(16);
     let mut pairs = [0x80; 32];
     let mut i = 0;
     while i < 16 {

@@ -94,7 +94,7 @@ pub(super) fn fp8<const N: usize>(scales: ScaleType, row: &[u8], xs: [&[f32]; N]
     let block = |i: usize| &row[i / 128 * (width + 128)..];
     let eight = |i: usize| {
         let (block, at) = (block(8 * i), width + 8 * i % 128);
-        _mm256_mul_ps(_mm256_set1_ps(scale(block)), e4m3(part(block, at)))
+        _mm256_mul_ps(_mm256_set1_ps(scale(block)), e4m3(*part(block, at)))
     };
     let one = |i: usize| scale(block(i)) * quant::f8_to_f32(block(i)[width + i % 128]);
     dot(xs, &Values { eight, one })
@@ -103,7 +103,7 @@ pub(super) fn fp8<const N: usize>(scales: ScaleType, row: &[u8], xs: [&[f32]; N]
 /// [`quant::f8_to_f32`] of eight bytes, except for the bits of NaN.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn e4m3(bytes: &[u8; 8]) -> __m256 {
+fn e4m3(bytes: [u8; 8]) -> __m256 {
     // As halves they have the same fields, and an exponent that is 8 too small. NaN becomes 480.
     let bytes = _mm_cvtepu8_epi16(load_u8x8(bytes));
     let sign = _mm_slli_epi16::<8>(_mm_and_si128(bytes, _mm_set1_epi16(0x80)));

@@ -26,8 +26,8 @@ fn part<T, const N: usize>(slice: &[T], at: usize) -> &[T; N] {
 
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn load_u8x8(bytes: &[u8; 8]) -> __m128i {
-    _mm_cvtsi64_si128(i64::from_le_bytes(*bytes))
+fn load_u8x8(bytes: [u8; 8]) -> __m128i {
+    _mm_cvtsi64_si128(i64::from_le_bytes(bytes))
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
