@@ -163,11 +163,12 @@ impl NgramStore {
         RowCache::memory_bytes(cache_rows.min(table.rows() as usize), table.row_bytes())
     }
 
-    /// Memory for passes of so many tokens: their rows, and the reads in flight.
+    /// Memory for passes of so many tokens: their rows, the reads in flight, the readers' staging.
     pub fn pass_bytes(row_bytes: usize, tokens: u64, heads: u64) -> u64 {
         let rows = tokens * heads;
         let in_flight = rows.div_ceil(LONGEST_RUN).min(MOST_IN_FLIGHT as u64);
-        rows * (row_bytes + 3 * size_of::<u64>()) as u64 + in_flight * REQUEST_BYTES
+        let rows = rows * (row_bytes + 3 * size_of::<u64>()) as u64;
+        rows + in_flight * REQUEST_BYTES + Store::staging_bytes(THREADS)
     }
 
     /// The table that rows come from.

@@ -167,6 +167,9 @@ fn vector_bytes(tensor: &TensorInfo) -> u64 {
     page_rounded(4 * tensor.shape.iter().product::<u64>())
 }
 
+/// Rows of scores over all blocks of the context that backends hold at once: of a batch of queries, and one a thread.
+const SCORE_ROWS: u64 = 32;
+
 /// KV cache of one position over all attention layers, with what an indexer and an n-gram table remember of it.
 pub fn kv_bytes_per_token(config: &ModelConfig, kv: KvType) -> u64 {
     let width = match kv {
@@ -181,8 +184,12 @@ pub fn kv_bytes_per_token(config: &ModelConfig, kv: KvType) -> u64 {
         (key + key.div_ceil(index.ratio)) as u64
     });
     let heads = 2 * u64::from(config.kv_heads) * u64::from(config.head_dim);
+    let scores = geometry
+        .attention
+        .index
+        .map_or(0, |index| (4 * SCORE_ROWS).div_ceil(index.ratio as u64));
     let token = if geometry.ngram.is_some() { 4 } else { 0 };
-    layers * (heads + index) * width + token
+    layers * (heads + index) * width + scores + token
 }
 
 /// Recurrent state of one sequence: delta-rule matrices and convolution inputs, f32.
@@ -218,7 +225,10 @@ pub fn scratch_terms(model: &Model, rows: u32, logit_rows: u32) -> Vec<NamedByte
         terms.push(NamedBytes { name: "n-gram rows", bytes });
     }
     if geometry.kv_layers > 0 {
-        let index = geometry.attention.index.map_or([0; 2], |index| index.widths());
+        let index = geometry.attention.index.map_or([0; 3], |index| {
+            let [queries, key] = index.widths();
+            [queries, key, index.blocks + 1]
+        });
         let bytes = per_row(&geometry.attention.widths()) + per_row(&index);
         terms.push(NamedBytes { name: "attention rows", bytes });
     }

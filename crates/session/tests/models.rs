@@ -275,50 +275,58 @@ fn output_never_depends_on_the_ngram_rows_that_are_kept() {
 
 #[test]
 fn a_failed_read_is_an_error_or_harmless_at_every_read() {
-    let (path, expected, _) =
-        entries().into_iter().find(|e| e.0.ends_with("qwen3_moe-a/f32.gguf")).unwrap();
-    let tokens = Expected::read(&expected).ids("input_ids");
-    let usual = logits(&path, &tokens, EngineOptions { slots: Some(5), ..options() });
-    for kind in [
+    let kinds = [
         FaultKind::Short(7),
         FaultKind::Error(5),
         FaultKind::Delay(std::time::Duration::from_millis(1)),
         FaultKind::Hold(3),
-    ] {
-        let mut read = 0;
-        loop {
-            let faults = FaultPlan::nth(read, kind);
-            let options =
-                EngineOptions { slots: Some(5), faults: Some(faults.clone()), ..options() };
-            let outcome = Engine::load(OpenModel::open(&path).unwrap(), options, &mut |_| {});
-            if let Ok(mut engine) = outcome {
-                let mut sequence = Sequence::open(&mut engine.network).unwrap();
-                let run = LogitsRun { tokens: &tokens, pass_rows: 64 };
-                for _ in 0..3 {
-                    // An attempt after the fault meets none: it shows that no slot was lost.
-                    let before = faults.fired();
-                    let mut all = Vec::new();
-                    let outcome = run.run(&mut engine.network, &mut sequence, &mut |logits| {
-                        all.extend_from_slice(logits);
-                    });
-                    match outcome {
-                        Ok(_) => {
-                            assert!(all == usual, "{kind:?} at read {read} gives wrong logits");
-                        }
-                        Err(error) => {
-                            assert!(faults.fired() > before, "{kind:?} at read {read}: {error}");
-                        }
+    ];
+    for kind in kinds {
+        for_every_read("qwen3_moe-a/f32.gguf", kind);
+    }
+}
+
+#[test]
+fn a_failed_read_of_a_model_with_an_ngram_table_is_an_error_or_harmless_at_every_read() {
+    for kind in [FaultKind::Short(0), FaultKind::Error(5), FaultKind::Hold(3)] {
+        for_every_read(FLASH, kind);
+    }
+}
+
+fn for_every_read(name: &str, kind: FaultKind) {
+    let (path, expected, _) = entries().into_iter().find(|e| e.0.ends_with(name)).unwrap();
+    let tokens = Expected::read(&expected).ids("input_ids");
+    let usual = logits(&path, &tokens, EngineOptions { slots: Some(5), ..options() });
+    let mut read = 0;
+    loop {
+        let faults = FaultPlan::nth(read, kind);
+        let options = EngineOptions { slots: Some(5), faults: Some(faults.clone()), ..options() };
+        let outcome = Engine::load(OpenModel::open(&path).unwrap(), options, &mut |_| {});
+        if let Ok(mut engine) = outcome {
+            let mut sequence = Sequence::open(&mut engine.network).unwrap();
+            let run = LogitsRun { tokens: &tokens, pass_rows: 64 };
+            for _ in 0..3 {
+                // An attempt after the fault meets none: it shows that no slot was lost.
+                let before = faults.fired();
+                let mut all = Vec::new();
+                let outcome = run.run(&mut engine.network, &mut sequence, &mut |logits| {
+                    all.extend_from_slice(logits);
+                });
+                match outcome {
+                    Ok(_) => assert!(all == usual, "{kind:?} at read {read} gives wrong logits"),
+                    Err(error) => {
+                        assert!(faults.fired() > before, "{kind:?} at read {read}: {error}");
                     }
                 }
             }
-            if faults.fired() == 0 {
-                break;
-            }
-            // Every early read, then every seventh: all layers and waves are met.
-            read += if read < 40 { 1 } else { 7 };
         }
-        assert!(read > 40, "{kind:?} was tried on {read} reads only");
+        if faults.fired() == 0 {
+            break;
+        }
+        // Every early read, then every seventh: all layers and waves are met.
+        read += if read < 40 { 1 } else { 7 };
     }
+    assert!(read > 40, "{kind:?} was tried on {read} reads only");
 }
 
 #[test]
@@ -334,27 +342,51 @@ fn a_damaged_router_or_head_is_an_error_and_not_a_token() {
 
 #[test]
 fn a_reused_turn_has_the_bits_of_a_cold_one() {
-    let tokens = words(&npy("ids_prose.npy"), u32::from_le_bytes).repeat(3);
-    let last = |engine: &mut Engine, sequence: &mut Sequence, tokens: &[u32]| {
-        let mut logits = Vec::new();
-        let prompt = session::Prompt::new(tokens, 64);
-        let phase = sequence
-            .prefill(&mut engine.network, &prompt, &mut |_, row| logits = row.to_vec())
-            .unwrap();
-        (logits, phase.tokens)
-    };
-    let mut warm = engine(&demo(), options());
-    let mut sequence = Sequence::open(&mut warm.network).unwrap();
-    last(&mut warm, &mut sequence, &tokens[..150]);
-    sequence.step(&mut warm.network, tokens[150], &mut |_| {}).unwrap();
-    let (reused, read) = last(&mut warm, &mut sequence, &tokens[..200]);
-    let mut cold = engine(&demo(), options());
-    let mut sequence = Sequence::open(&mut cold.network).unwrap();
-    let (fresh, all) = last(&mut cold, &mut sequence, &tokens[..200]);
-    assert!(reused == fresh);
-    assert_eq!(
-        (read, all),
-        (200 - 128, 200),
-        "the second turn starts at the last pass of the first"
-    );
+    for (path, tokens) in subjects() {
+        let tokens = tokens.repeat(2);
+        let mut warm = engine(&path, options());
+        let mut sequence = Sequence::open(&mut warm.network).unwrap();
+        last_logits(&mut warm, &mut sequence, &tokens[..150]);
+        sequence.step(&mut warm.network, tokens[150], &mut |_| {}).unwrap();
+        let (reused, read) = last_logits(&mut warm, &mut sequence, &tokens[..200]);
+        let mut cold = engine(&path, options());
+        let mut sequence = Sequence::open(&mut cold.network).unwrap();
+        let (fresh, all) = last_logits(&mut cold, &mut sequence, &tokens[..200]);
+        assert!(reused == fresh, "{}", path.display());
+        assert_eq!(
+            (read, all),
+            (200 - 128, 200),
+            "the second turn starts at the last pass of the first"
+        );
+    }
+}
+
+/// Logits after a prompt read in passes of 64 tokens, and how many of its tokens were read.
+fn last_logits(engine: &mut Engine, sequence: &mut Sequence, tokens: &[u32]) -> (Vec<f32>, u64) {
+    let mut logits = Vec::new();
+    let prompt = session::Prompt::new(tokens, 64);
+    let phase = sequence
+        .prefill(&mut engine.network, &prompt, &mut |_, row| logits = row.to_vec())
+        .unwrap();
+    (logits, phase.tokens)
+}
+
+#[test]
+fn rows_of_the_ngram_table_are_counted() {
+    let (path, tokens) = subjects().swap_remove(1);
+    let mut engine = engine(&path, options());
+    let mut sequence = Sequence::open(&mut engine.network).unwrap();
+    let run = Forced { prompt: &tokens[..100], forced: &tokens[100..110], pass_rows: 64 };
+    let outcome = run.run(&mut engine.network, &mut sequence).unwrap();
+    // Two rows a token; the first forced token counts with neither phase.
+    let (prefill, decode) = (outcome.prefill.ngrams, outcome.decode.ngrams);
+    assert_eq!((prefill.rows, decode.rows), (200, 18));
+    assert!(prefill.hits > 0 && prefill.payload_bytes > 0 && prefill.reads > 0, "{prefill:?}");
+    let receipt = serde_json::to_value(session::receipt::of_forced(&engine, &outcome)).unwrap();
+    assert_eq!(receipt["prefill"]["ngram"]["rows"], 200);
+    // Every row that is no hit was read.
+    let model = OpenModel::open(&path).unwrap().model;
+    let row_bytes = model.ngram_table.unwrap().row_bytes() as u64;
+    assert_eq!(prefill.payload_bytes, (prefill.rows - prefill.hits) * row_bytes);
+    assert_eq!(decode.payload_bytes, (decode.rows - decode.hits) * row_bytes);
 }
