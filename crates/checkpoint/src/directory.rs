@@ -114,22 +114,20 @@ impl TensorInfo {
     /// If the tensor has no such rows.
     pub fn pieces(&self, rows: Range<u64>) -> impl Iterator<Item = Piece> {
         let row_bytes = self.row_bytes();
-        let all = [Part {
+        let listed = self.foreign.as_ref().map_or(&[][..], |foreign| &foreign.parts);
+        let whole = listed.is_empty().then(|| Part {
             rows: self.bytes / row_bytes.max(1),
             place: FilePlace { file: self.file, offset: self.offset },
             scales: None,
-        }];
-        let parts = match &self.foreign {
-            Some(foreign) if !foreign.parts.is_empty() => foreign.parts.clone(),
-            _ => all.to_vec(),
-        };
-        let total: u64 = parts.iter().map(|part| part.rows).sum();
+        });
+        let parts = listed.iter().copied().chain(whole);
+        let total: u64 = parts.clone().map(|part| part.rows).sum();
         assert!(rows.end <= total, "rows {rows:?} of {total} of `{}`", self.name);
         let mut before = 0;
         let n_in = self.row_len();
         let block_len = self.block_type.block_len() as u64;
         let block_bytes = self.block_type.block_bytes() as u64;
-        parts.into_iter().filter_map(move |part| {
+        parts.filter_map(move |part| {
             let first = rows.start.max(before);
             let end = rows.end.min(before + part.rows);
             let skipped = first.saturating_sub(before);

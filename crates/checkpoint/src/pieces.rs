@@ -139,6 +139,9 @@ pub struct Pieces {
 }
 
 impl Pieces {
+    /// How many there can be.
+    pub const MOST: usize = MAX_PIECES;
+
     /// As a slice.
     pub fn as_slice(&self) -> &[Piece] {
         &self.pieces[..self.len]

@@ -5,8 +5,8 @@ use units::{ExpertKey, LayerIndex};
 
 use crate::directory::TensorInfo;
 use crate::error::CheckpointError;
+use crate::finder::Finder;
 use crate::pieces::{DIRECT_ALIGN, Pieces};
-use crate::tensors::Finder;
 
 /// What matrices align to that are put together in memory.
 const CACHE_LINE: u64 = 64;
@@ -44,6 +44,22 @@ pub struct LayerRecords {
 }
 
 impl LayerRecords {
+    /// The stacked tensors of block `layer` of the file.
+    pub(crate) fn of(finder: &Finder<'_>, layer: u32) -> Result<Self, CheckpointError> {
+        let config = finder.config;
+        let [experts, width, hidden] =
+            [config.n_experts, config.expert_width, config.hidden].map(u64::from);
+        let name = |part: &str| format!("blk.{layer}.ffn_{part}_exps.weight");
+        let down = finder.tensor(&name("down"), &[experts, hidden, width])?;
+        if finder.checkpoint.directory.get(&name("gate_up")).is_some() {
+            let gate = finder.tensor(&name("gate_up"), &[experts, 2 * width, hidden])?;
+            return Ok(Self { gate, up: None, down });
+        }
+        let gate = finder.tensor(&name("gate"), &[experts, width, hidden])?;
+        let up = Some(finder.tensor(&name("up"), &[experts, width, hidden])?);
+        Ok(Self { gate, up, down })
+    }
+
     /// Gate (with up behind it when fused), up, down.
     pub fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
         std::iter::once(&self.gate).chain(self.up.as_ref()).chain(std::iter::once(&self.down))
@@ -64,22 +80,10 @@ pub struct Records {
 
 impl Records {
     pub(crate) fn of(finder: &Finder<'_>) -> Result<Self, CheckpointError> {
-        let config = finder.config;
-        let [experts, width, hidden] =
-            [config.n_experts, config.expert_width, config.hidden].map(u64::from);
-        let layer = |layer: u32| {
-            let name = |part: &str| format!("blk.{layer}.ffn_{part}_exps.weight");
-            let down = finder.tensor(&name("down"), &[experts, hidden, width])?;
-            if finder.checkpoint.directory.get(&name("gate_up")).is_some() {
-                let gate = finder.tensor(&name("gate_up"), &[experts, 2 * width, hidden])?;
-                return Ok(LayerRecords { gate, up: None, down });
-            }
-            let gate = finder.tensor(&name("gate"), &[experts, width, hidden])?;
-            let up = Some(finder.tensor(&name("up"), &[experts, width, hidden])?);
-            Ok(LayerRecords { gate, up, down })
-        };
-        let layers = (0..config.n_layers).map(layer).collect::<Result<_, CheckpointError>>()?;
-        Ok(Self { layers, n_experts: config.n_experts })
+        let layers = (0..finder.config.n_layers)
+            .map(|layer| LayerRecords::of(finder, layer))
+            .collect::<Result<_, CheckpointError>>()?;
+        Ok(Self { layers, n_experts: finder.config.n_experts })
     }
 
     /// Experts of a layer.
@@ -165,5 +169,46 @@ impl Records {
             ExpertMatrices { gate, up, down: matrix(&layer.down, places[1], rows(&layer.down)) }
         };
         ExpertRecord { key, pieces, bytes, slot_bytes, matrices }
+    }
+}
+
+/// The n-gram table: rows that are read one by one as tokens ask for them.
+#[derive(Debug, Clone)]
+pub struct NgramTable {
+    /// `[rows, values]`.
+    pub tensor: TensorInfo,
+}
+
+impl NgramTable {
+    /// Bytes of a row as it lies in memory.
+    pub fn row_bytes(&self) -> usize {
+        (self.tensor.bytes / self.tensor.shape[0]) as usize
+    }
+
+    /// Values of a row.
+    pub fn row_width(&self) -> usize {
+        self.tensor.shape[1] as usize
+    }
+
+    /// Rows.
+    pub fn rows(&self) -> u64 {
+        self.tensor.shape[0]
+    }
+
+    /// Where rows from row `first` are, and where they go in memory that holds just them: `n`, or as many of them as
+    /// fit into a list of pieces; and how many that are, at least one. Shards may be as short as a row.
+    ///
+    /// # Panics
+    /// If the table has no such rows.
+    pub fn pieces(&self, first: u64, n: u64) -> (Pieces, u64) {
+        let end = first.checked_add(n);
+        assert!(end.is_some_and(|end| end <= self.rows()), "row {first} + {n} of {}", self.rows());
+        let mut pieces = Pieces::default();
+        let mut bytes = 0;
+        for piece in self.tensor.pieces(first..first + n).take(Pieces::MOST) {
+            bytes += piece.memory_bytes();
+            pieces.push(piece);
+        }
+        (pieces, bytes / self.tensor.row_bytes())
     }
 }

@@ -5,8 +5,11 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use checkpoint::{Piece, Pieces};
-use expert_store::{Destination, Priority, ReadRequest, Store, StoreOptions};
+use checkpoint::{NgramTable, Piece, Pieces, TensorInfo};
+use expert_store::{
+    Destination, DirectMode, NgramOptions, NgramStore, Priority, ReadRequest, Store, StoreOptions,
+};
+use quant::BlockType;
 use units::{ExpertKey, FileIndex};
 
 struct Counting;
@@ -68,22 +71,54 @@ fn two_layers(store: &Store, slots: &mut [Slot]) {
     }
 }
 
+/// Four rows of 100 bytes for a token, of 2000.
+fn ngram_store(path: &std::path::Path) -> NgramStore {
+    let tensor = TensorInfo {
+        name: "rows".to_owned(),
+        block_type: BlockType::F32,
+        shape: vec![2000, 25],
+        file: FileIndex(0),
+        offset: 0,
+        bytes: 200_000,
+    };
+    let options = NgramOptions {
+        max_tokens: 4,
+        heads: 4,
+        cache_rows: 16,
+        direct: DirectMode::Auto,
+        faults: None,
+    };
+    NgramStore::open(&[path.to_owned()], NgramTable { tensor }, options).expect("a regular file")
+}
+
+/// Allocations of the best of several rounds. A late thread may still be starting, and one round without is enough
+/// to show that no read needs one.
+fn fewest(mut round: impl FnMut(u64)) -> Option<u64> {
+    let rounds = (0..20).map(|i| {
+        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        round(i);
+        ALLOCATIONS.load(Ordering::Relaxed) - before
+    });
+    rounds.min()
+}
+
 #[test]
 fn a_warm_store_reads_without_allocating() {
     let folder = tempfile::tempdir().expect("a folder for the test");
     let path = folder.path().join("weights");
     std::fs::write(&path, vec![7; 200_000]).expect("a file for the test");
-    let store = Store::open(&[path], StoreOptions::default()).expect("a regular file");
+    let store = Store::open(&[path.clone()], StoreOptions::default()).expect("a regular file");
     let mut slots: Vec<Slot> = (0..12).map(|_| Slot([0; 16_384])).collect();
     two_layers(&store, &mut slots);
-    // A late thread may still be starting, so the best of several rounds counts: one without is enough to show
-    // that no read needs one.
-    let fewest = (0..20)
-        .map(|_| {
-            let before = ALLOCATIONS.load(Ordering::Relaxed);
-            two_layers(&store, &mut slots);
-            ALLOCATIONS.load(Ordering::Relaxed) - before
-        })
-        .min();
-    assert_eq!(fewest, Some(0));
+    assert_eq!(fewest(|_| two_layers(&store, &mut slots)), Some(0));
+    drop(store);
+    let mut ngrams = ngram_store(&path);
+    // Tokens one by one, rows known and new.
+    let mut token = |i: u64| {
+        ngrams.request((0..4).map(|head| (i * head * 97) % 2000));
+        ngrams.wait().expect("the file is long enough");
+        assert_eq!(ngrams.row(0, 3), [7; 100]);
+    };
+    (0..50).for_each(&mut token);
+    assert_eq!(fewest(|i| token(1000 + i)), Some(0));
 }

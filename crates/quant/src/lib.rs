@@ -1,7 +1,8 @@
 //! Number formats: block layouts, decoding, and the scalar definition of every dot product.
 //!
-//! A weight row is a run of blocks. A block has one scale, and integers: codes, and sub-scales and minima of groups of
-//! 16 codes. Products with 8-bit activations are exact inside a block and round once per block and scale; see
+//! A weight row is a run of blocks. A block has one scale, sometimes one of minima or a bias, and integers: codes, and
+//! sub-scales and minima of groups of 16 codes. What other containers keep in separate tensors is laid out in the same
+//! way; see [`Affine`]. Products with 8-bit activations are exact inside a block and round once per block and scale; see
 //! [`dot_q8`]. Kernels with SIMD live in `compute` and must give the same bits.
 //!
 //! Pure: no files, threads or clocks, and nothing here looks at what the CPU can do.
@@ -12,6 +13,7 @@
               function would run code for the oldest CPU"
 )]
 
+mod affine;
 mod block_type;
 pub mod codebook;
 mod dot;
@@ -21,8 +23,9 @@ pub mod lanes;
 mod q8;
 pub mod slot;
 
+pub use affine::{Affine, ScaleType};
 pub use block_type::BlockType;
 pub use dot::{decode_row, dot_f32, dot_q8};
-pub use float::{bf16_to_f32, f16_to_f32, f32_to_f16};
+pub use float::{bf16_to_f32, f8_to_f32, f16_to_f32, f32_to_f16};
 pub use q8::{GROUP, Q8Row, Q8View, quantize_into};
 pub use slot::{ExpertMatrices, SlotMatrix};

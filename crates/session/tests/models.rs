@@ -27,22 +27,33 @@ fn demo() -> PathBuf {
     data("../models/sakia-demo-Q4_K_M.gguf")
 }
 
-/// GGUF entries of the manifest whose families are supported: path, expected file, tolerance.
+/// GGUF entries of the manifest that are here, since some are in the larger set only: path, expected file, tolerance.
 fn entries() -> Vec<(PathBuf, PathBuf, f32)> {
+    of_format(&["gguf"])
+}
+
+/// The same of model folders, of Hugging Face and of MLX.
+fn folders() -> Vec<(PathBuf, PathBuf, f32)> {
+    of_format(&["hf", "mlx"])
+}
+
+fn of_format(formats: &[&str]) -> Vec<(PathBuf, PathBuf, f32)> {
     let manifest: Value =
         serde_json::from_slice(&std::fs::read(data("fixtures/manifest.json")).unwrap()).unwrap();
     let models = manifest["models"].as_array().unwrap().iter();
     let entries = models.flat_map(|model| model["entries"].as_array().unwrap());
     entries
-        .filter(|entry| entry["format"] == "gguf" && entry["arch"] != "qwen4_exp")
+        .filter(|entry| formats.iter().any(|format| entry["format"] == *format))
         .map(|entry| {
             let file = |name: &Value| data("fixtures").join(name.as_str().unwrap());
             (
-                file(&entry["path"][0]),
+                // A list of parts, or the one name of a folder.
+                file(entry["path"].get(0).unwrap_or(&entry["path"])),
                 file(&entry["expected"]),
                 entry["logits_abs_tol"].as_f64().unwrap() as f32,
             )
         })
+        .filter(|(path, _, _)| path.exists())
         .collect()
 }
 
@@ -113,9 +124,10 @@ fn argmax(logits: &[f32]) -> (usize, f32) {
 
 #[test]
 fn logits_agree_with_other_software_for_every_family_and_layout() {
-    let entries = entries();
-    assert_eq!(entries.len(), 9);
-    for (path, expected, tolerance) in entries {
+    let (files, folders) = (entries(), folders());
+    let complete = std::env::var_os("SAKIA_FIXTURES").is_some();
+    assert_eq!((files.len(), folders.len()), if complete { (12, 10) } else { (10, 1) });
+    for (path, expected, tolerance) in files.into_iter().chain(folders) {
         let expected = Expected::read(&expected);
         let (ids, reference) = (expected.ids("input_ids"), expected.floats("logits"));
         let got = logits(&path, &ids, options());
@@ -127,7 +139,7 @@ fn logits_agree_with_other_software_for_every_family_and_layout() {
 
 #[test]
 fn greedy_continuations_agree_where_the_margin_allows() {
-    for (path, expected, tolerance) in entries() {
+    for (path, expected, tolerance) in entries().into_iter().chain(folders()) {
         let expected = Expected::read(&expected);
         let (ids, greedy, margins) = (
             expected.ids("input_ids"),
@@ -147,7 +159,7 @@ fn greedy_continuations_agree_where_the_margin_allows() {
 
 #[test]
 fn all_backends_give_the_same_bits() {
-    for (path, expected, _) in entries() {
+    for (path, expected, _) in entries().into_iter().chain(folders()) {
         let ids = Expected::read(&expected).ids("input_ids");
         for (activations, kv) in [(Activations::F32, KvType::F32), (Activations::Q8, KvType::F16)] {
             let with = |backend| {
@@ -195,14 +207,18 @@ fn run(path: &Path, tokens: &[u32], change: impl Fn(&mut EngineOptions)) -> (Vec
     (all, run.run(&mut engine.network, &mut sequence).unwrap().likeliest)
 }
 
-/// Two texts long enough for several passes: one of a fixture, one of the demo model.
+/// Texts long enough for several passes: two of fixtures, one of the demo model.
 fn subjects() -> Vec<(PathBuf, Vec<u32>)> {
-    let (path, expected, _) =
-        entries().into_iter().find(|e| e.0.ends_with("qwen3_next-k/kq.gguf")).unwrap();
-    let ids = Expected::read(&expected).ids("input_ids");
+    let fixture = |name: &str| {
+        let (path, expected, _) = entries().into_iter().find(|e| e.0.ends_with(name)).unwrap();
+        (path, Expected::read(&expected).ids("input_ids").repeat(3))
+    };
     let demo_ids = words(&npy("ids_prose.npy"), u32::from_le_bytes);
-    vec![(path, ids.repeat(3)), (demo(), demo_ids.repeat(2))]
+    vec![fixture("qwen3_next-k/kq.gguf"), fixture(FLASH), (demo(), demo_ids.repeat(2))]
 }
+
+/// Several residual streams, selected attention, an n-gram table.
+const FLASH: &str = "qwen4_exp-a/split-b32-00001-of-00003.gguf";
 
 fn unchanged_by(knob: &str, changes: &[&dyn Fn(&mut EngineOptions)]) {
     for (path, tokens) in subjects() {
@@ -254,51 +270,64 @@ fn output_never_depends_on_how_files_are_read() {
 }
 
 #[test]
+fn output_never_depends_on_the_ngram_rows_that_are_kept() {
+    unchanged_by("n-gram rows", &[&|o| o.ngram_rows = 0, &|o| o.ngram_rows = 3]);
+}
+
+#[test]
 fn a_failed_read_is_an_error_or_harmless_at_every_read() {
-    let (path, expected, _) =
-        entries().into_iter().find(|e| e.0.ends_with("qwen3_moe-a/f32.gguf")).unwrap();
-    let tokens = Expected::read(&expected).ids("input_ids");
-    let usual = logits(&path, &tokens, EngineOptions { slots: Some(5), ..options() });
-    for kind in [
+    let kinds = [
         FaultKind::Short(7),
         FaultKind::Error(5),
         FaultKind::Delay(std::time::Duration::from_millis(1)),
         FaultKind::Hold(3),
-    ] {
-        let mut read = 0;
-        loop {
-            let faults = FaultPlan::nth(read, kind);
-            let options =
-                EngineOptions { slots: Some(5), faults: Some(faults.clone()), ..options() };
-            let outcome = Engine::load(OpenModel::open(&path).unwrap(), options, &mut |_| {});
-            if let Ok(mut engine) = outcome {
-                let mut sequence = Sequence::open(&mut engine.network).unwrap();
-                let run = LogitsRun { tokens: &tokens, pass_rows: 64, progress: &|_, _| true };
-                for _ in 0..3 {
-                    // An attempt after the fault meets none: it shows that no slot was lost.
-                    let before = faults.fired();
-                    let mut all = Vec::new();
-                    let outcome = run.run(&mut engine.network, &mut sequence, &mut |logits| {
-                        all.extend_from_slice(logits);
-                    });
-                    match outcome {
-                        Ok(_) => {
-                            assert!(all == usual, "{kind:?} at read {read} gives wrong logits");
-                        }
-                        Err(error) => {
-                            assert!(faults.fired() > before, "{kind:?} at read {read}: {error}");
-                        }
+    ];
+    for kind in kinds {
+        for_every_read("qwen3_moe-a/f32.gguf", kind);
+    }
+}
+
+#[test]
+fn a_failed_read_of_a_model_with_an_ngram_table_is_an_error_or_harmless_at_every_read() {
+    for kind in [FaultKind::Short(0), FaultKind::Error(5), FaultKind::Hold(3)] {
+        for_every_read(FLASH, kind);
+    }
+}
+
+fn for_every_read(name: &str, kind: FaultKind) {
+    let (path, expected, _) = entries().into_iter().find(|e| e.0.ends_with(name)).unwrap();
+    let tokens = Expected::read(&expected).ids("input_ids");
+    let usual = logits(&path, &tokens, EngineOptions { slots: Some(5), ..options() });
+    let mut read = 0;
+    loop {
+        let faults = FaultPlan::nth(read, kind);
+        let options = EngineOptions { slots: Some(5), faults: Some(faults.clone()), ..options() };
+        let outcome = Engine::load(OpenModel::open(&path).unwrap(), options, &mut |_| {});
+        if let Ok(mut engine) = outcome {
+            let mut sequence = Sequence::open(&mut engine.network).unwrap();
+            let run = LogitsRun { tokens: &tokens, pass_rows: 64, progress: &|_, _| true };
+            for _ in 0..3 {
+                // An attempt after the fault meets none: it shows that no slot was lost.
+                let before = faults.fired();
+                let mut all = Vec::new();
+                let outcome = run.run(&mut engine.network, &mut sequence, &mut |logits| {
+                    all.extend_from_slice(logits);
+                });
+                match outcome {
+                    Ok(_) => assert!(all == usual, "{kind:?} at read {read} gives wrong logits"),
+                    Err(error) => {
+                        assert!(faults.fired() > before, "{kind:?} at read {read}: {error}");
                     }
                 }
             }
-            if faults.fired() == 0 {
-                break;
-            }
-            // Every early read, then every seventh: all layers and waves are met.
-            read += if read < 40 { 1 } else { 7 };
         }
-        assert!(read > 40, "{kind:?} was tried on {read} reads only");
+        if faults.fired() == 0 {
+            break;
+        }
+        // Every early read, then every seventh: all layers and waves are met.
+        read += if read < 40 { 1 } else { 7 };
     }
+    assert!(read > 40, "{kind:?} was tried on {read} reads only");
 }
 
 #[test]
@@ -314,27 +343,56 @@ fn a_damaged_router_or_head_is_an_error_and_not_a_token() {
 
 #[test]
 fn a_reused_turn_has_the_bits_of_a_cold_one() {
-    let tokens = words(&npy("ids_prose.npy"), u32::from_le_bytes).repeat(3);
-    let last = |engine: &mut Engine, sequence: &mut Sequence, tokens: &[u32]| {
-        let mut logits = Vec::new();
-        let prompt = session::Prompt::new(tokens, 64);
-        let phase = sequence
-            .prefill(&mut engine.network, &prompt, &mut |_, row| logits = row.to_vec())
-            .unwrap();
-        (logits, phase.tokens)
+    for (path, tokens) in subjects() {
+        let tokens = tokens.repeat(2);
+        let mut warm = engine(&path, options());
+        let mut sequence = Sequence::open(&mut warm.network).unwrap();
+        last_logits(&mut warm, &mut sequence, &tokens[..150]);
+        sequence.step(&mut warm.network, tokens[150], &mut |_| {}).unwrap();
+        let (reused, read) = last_logits(&mut warm, &mut sequence, &tokens[..200]);
+        let mut cold = engine(&path, options());
+        let mut sequence = Sequence::open(&mut cold.network).unwrap();
+        let (fresh, all) = last_logits(&mut cold, &mut sequence, &tokens[..200]);
+        assert!(reused == fresh, "{}", path.display());
+        assert_eq!(
+            (read, all),
+            (200 - 128, 200),
+            "the second turn starts at the last pass of the first"
+        );
+    }
+}
+
+/// Logits after a prompt read in passes of 64 tokens, and how many of its tokens were read.
+fn last_logits(engine: &mut Engine, sequence: &mut Sequence, tokens: &[u32]) -> (Vec<f32>, u64) {
+    let mut logits = Vec::new();
+    let prompt = session::Prompt::new(tokens, 64);
+    let phase = sequence
+        .prefill(&mut engine.network, &prompt, &mut |_, row| logits = row.to_vec())
+        .unwrap();
+    (logits, phase.tokens)
+}
+
+#[test]
+fn rows_of_the_ngram_table_are_counted() {
+    let (path, tokens) = subjects().swap_remove(1);
+    let mut engine = engine(&path, options());
+    let mut sequence = Sequence::open(&mut engine.network).unwrap();
+    let run = Forced {
+        prompt: &tokens[..100],
+        forced: &tokens[100..110],
+        pass_rows: 64,
+        progress: &|_, _| true,
     };
-    let mut warm = engine(&demo(), options());
-    let mut sequence = Sequence::open(&mut warm.network).unwrap();
-    last(&mut warm, &mut sequence, &tokens[..150]);
-    sequence.step(&mut warm.network, tokens[150], &mut |_| {}).unwrap();
-    let (reused, read) = last(&mut warm, &mut sequence, &tokens[..200]);
-    let mut cold = engine(&demo(), options());
-    let mut sequence = Sequence::open(&mut cold.network).unwrap();
-    let (fresh, all) = last(&mut cold, &mut sequence, &tokens[..200]);
-    assert!(reused == fresh);
-    assert_eq!(
-        (read, all),
-        (200 - 128, 200),
-        "the second turn starts at the last pass of the first"
-    );
+    let outcome = run.run(&mut engine.network, &mut sequence).unwrap();
+    // Two rows a token; the first forced token counts with neither phase.
+    let (prefill, decode) = (outcome.prefill.ngrams, outcome.decode.ngrams);
+    assert_eq!((prefill.rows, decode.rows), (200, 18));
+    assert!(prefill.hits > 0 && prefill.payload_bytes > 0 && prefill.reads > 0, "{prefill:?}");
+    let receipt = serde_json::to_value(session::receipt::of_forced(&engine, &outcome)).unwrap();
+    assert_eq!(receipt["prefill"]["ngram"]["rows"], 200);
+    // Every row that is no hit was read.
+    let model = OpenModel::open(&path).unwrap().model;
+    let row_bytes = model.ngram_table.unwrap().row_bytes() as u64;
+    assert_eq!(prefill.payload_bytes, (prefill.rows - prefill.hits) * row_bytes);
+    assert_eq!(decode.payload_bytes, (decode.rows - decode.hits) * row_bytes);
 }

@@ -77,7 +77,7 @@ fn tensor(
     }
     let id = u32::from_le_bytes(cursor.bytes(what)?);
     let Some(block_type) = BlockType::from_ggml(id) else {
-        let names = BlockType::ALL.map(BlockType::name).join(", ");
+        let names = BlockType::GGML.map(BlockType::name).join(", ");
         let found = type_name(id).map_or_else(|| format!("type {id}"), ToOwned::to_owned);
         return Err(cursor.unsupported(format_args!("tensor `{name}`"), found, &names));
     };

@@ -4,5 +4,6 @@ mod blocks;
 mod bytes;
 mod faults;
 mod files;
+mod ngram;
 #[cfg(test)]
 mod support;
