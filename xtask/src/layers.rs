@@ -26,7 +26,8 @@ const LAYERS: [(&str, &[&str]); 11] = [
 ];
 
 /// What only the tests of a crate may use besides.
-const TESTS: [(&str, &str); 1] = [("cli", "xtask")];
+const TESTS: [(&str, &str); 3] =
+    [("checkpoint", "xtask"), ("memory-plan", "xtask"), ("cli", "xtask")];
 
 /// Dependencies that only the named crates may have, and why.
 const RESERVED: [(&str, &[&str], &str); 2] = [
