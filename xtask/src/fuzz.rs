@@ -17,19 +17,44 @@ use crate::workspace::Workspace;
 struct Target {
     name: &'static str,
     features: &'static str,
-    /// Folders with the model files that it starts from.
+    /// What it starts from.
+    kind: Seed,
+    /// Where that is.
     seeds: &'static [&'static str],
 }
 
-const TARGETS: [Target; 2] = [
+/// What a seed is made of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Seed {
+    /// The first bytes of a file with this ending.
+    File(&'static str),
+    /// A folder's `config.json` and the headers of its safetensors files, with a zero byte between them.
+    Folder,
+}
+
+const TARGETS: [Target; 4] = [
     Target {
         name: "gguf",
         features: "",
+        kind: Seed::File("gguf"),
         seeds: &["testdata/fixtures/bad/gguf", "testdata/fixtures/models"],
+    },
+    Target {
+        name: "safetensors",
+        features: "",
+        kind: Seed::File("safetensors"),
+        seeds: &["testdata/fixtures/bad/safetensors", "testdata/fixtures/models"],
+    },
+    Target {
+        name: "folder_config",
+        features: "",
+        kind: Seed::Folder,
+        seeds: &["testdata/fixtures/bad/folders", "testdata/fixtures/models"],
     },
     Target {
         name: "tokenizer_template",
         features: "session",
+        kind: Seed::File("gguf"),
         seeds: &["testdata/fixtures/models/tok-tiny", "testdata/fixtures/bad/gguf"],
     },
 ];
@@ -65,7 +90,7 @@ pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<Outcome> {
     let folder = workspace.target.join("fuzz");
     let program = build(workspace, target, &folder.join("build"))?;
     let own = folder.join(target.name);
-    let seeds = gather(workspace, target.seeds, &own.join("seeds"))?;
+    let seeds = gather(workspace, target, &own.join("seeds"))?;
     let corpus = own.join("corpus");
     fs::create_dir_all(&corpus).context("cannot make the corpus folder")?;
     let mut fuzz = Command::new(program);
@@ -111,22 +136,51 @@ fn build(workspace: &Workspace, target: &Target, folder: &Path) -> Result<PathBu
     Ok(folder.join(host).join("release").join(target.name))
 }
 
-/// Copies the first bytes of every GGUF file under the folders into one folder of seeds.
-fn gather(workspace: &Workspace, folders: &[&str], seeds: &Path) -> Result<PathBuf> {
+/// Puts what a target starts from into one folder.
+fn gather(workspace: &Workspace, target: &Target, seeds: &Path) -> Result<PathBuf> {
     fs::create_dir_all(seeds).context("cannot make the folder of seeds")?;
     let files = workspace.files()?;
-    let is_seed = |file: &&PathBuf| {
-        let model = file.extension().is_some_and(|ending| ending == "gguf");
-        model && folders.iter().any(|folder| file.starts_with(folder))
-    };
-    for file in files.iter().filter(is_seed) {
-        let bytes = fs::read(workspace.root.join(file));
-        let bytes = bytes.with_context(|| format!("cannot read {}", file.display()))?;
+    for file in &files {
+        if !target.seeds.iter().any(|folder| file.starts_with(folder)) {
+            continue;
+        }
+        let seed = match target.kind {
+            Seed::File(ending) if file.extension().is_some_and(|e| e == ending) => {
+                read(workspace, file)?
+            }
+            Seed::Folder if file.file_name().is_some_and(|name| name == "config.json") => {
+                folder(workspace, file, &files)?
+            }
+            _ => continue,
+        };
         let name = file.to_string_lossy().replace('/', "-");
-        let seed = &bytes[..bytes.len().min(INPUT_BYTES)];
+        let seed = &seed[..seed.len().min(INPUT_BYTES)];
         fs::write(seeds.join(name), seed).context("cannot write a seed")?;
     }
     Ok(seeds.to_owned())
+}
+
+fn read(workspace: &Workspace, file: &Path) -> Result<Vec<u8>> {
+    let bytes = fs::read(workspace.root.join(file));
+    bytes.with_context(|| format!("cannot read {}", file.display()))
+}
+
+/// A model folder as one seed.
+fn folder(workspace: &Workspace, config: &Path, files: &[PathBuf]) -> Result<Vec<u8>> {
+    let mut seed = read(workspace, config)?;
+    let weights = files.iter().filter(|file| {
+        let ending = file.extension().is_some_and(|ending| ending == "safetensors");
+        ending && file.parent() == config.parent()
+    });
+    for file in weights {
+        let bytes = read(workspace, file)?;
+        let header = bytes.split_first_chunk().and_then(|(length, rest)| {
+            rest.get(..usize::try_from(u64::from_le_bytes(*length)).ok()?)
+        });
+        seed.push(0);
+        seed.extend(header.unwrap_or_default());
+    }
+    Ok(seed)
 }
 
 #[cfg(test)]

@@ -61,6 +61,12 @@ pub struct Audit {
     pub head: PartBytes,
     /// Norms before mixers, experts and head.
     pub norms: PartBytes,
+    /// Mixing of residual streams.
+    pub streams: PartBytes,
+    /// What makes an addition to the residual of n-gram rows.
+    pub ngram: PartBytes,
+    /// The n-gram table, whose rows are read as tokens ask for them.
+    pub ngram_table: PartBytes,
     /// Draft blocks, experts included; not loaded.
     pub draft: PartBytes,
     /// Whether the embedding is also the head.
@@ -83,6 +89,9 @@ impl Audit {
             embedding: PartBytes::default(),
             head: PartBytes::default(),
             norms: PartBytes::default(),
+            streams: PartBytes::default(),
+            ngram: PartBytes::default(),
+            ngram_table: PartBytes::default(),
             draft: PartBytes::default(),
             tied: model.tensors.output.name == model.tensors.embed.name,
             by_type: Vec::new(),
@@ -90,17 +99,17 @@ impl Audit {
         };
         model.tensors.each(&mut |role, tensor| audit.part(role).add(tensor.bytes));
         model.records.tensors().for_each(|tensor| audit.routed.add(tensor.bytes));
-        let mut by_type: BTreeMap<u32, PartBytes> = BTreeMap::new();
+        if let Some(table) = &model.ngram_table {
+            audit.ngram_table.add(table.tensor.bytes);
+        }
+        let mut by_type: BTreeMap<BlockType, PartBytes> = BTreeMap::new();
         for tensor in checkpoint.directory.iter() {
-            by_type.entry(tensor.block_type.ggml_id()).or_default().add(tensor.bytes);
+            by_type.entry(tensor.block_type).or_default().add(tensor.bytes);
             if model.config.is_draft(tensor) {
                 audit.draft.add(tensor.bytes);
             }
         }
-        audit.by_type = by_type
-            .into_iter()
-            .filter_map(|(id, part)| BlockType::from_ggml(id).map(|ty| (ty, part)))
-            .collect();
+        audit.by_type = by_type.into_iter().collect();
         audit
     }
 
@@ -109,6 +118,8 @@ impl Audit {
             Role::Embedding => &mut self.embedding,
             Role::Head => &mut self.head,
             Role::Norm => &mut self.norms,
+            Role::Streams => &mut self.streams,
+            Role::Ngram => &mut self.ngram,
             Role::Attention => &mut self.attention,
             Role::DeltaNet => &mut self.delta_net,
             Role::Router => &mut self.router,
@@ -117,7 +128,7 @@ impl Audit {
     }
 
     /// Every part with its name, in the order of a table.
-    pub const fn parts(&self) -> [(&'static str, PartBytes); 9] {
+    pub const fn parts(&self) -> [(&'static str, PartBytes); 12] {
         [
             ("routed experts", self.routed),
             ("attention", self.attention),
@@ -127,14 +138,17 @@ impl Audit {
             ("embedding", self.embedding),
             ("head", self.head),
             ("norms", self.norms),
+            ("residual streams", self.streams),
+            ("n-gram block", self.ngram),
+            ("n-gram table, read by row", self.ngram_table),
             ("draft, not loaded", self.draft),
         ]
     }
 
-    /// Bytes that stay in memory whatever the budget: all but routed experts and draft.
+    /// Bytes that stay in memory whatever the budget: all but routed experts, n-gram table and draft.
     pub fn resident_bytes(&self) -> u64 {
         let all: u64 = self.parts().iter().map(|(_, part)| part.bytes).sum();
-        all - self.routed.bytes - self.draft.bytes
+        all - self.routed.bytes - self.ngram_table.bytes - self.draft.bytes
     }
 }
 

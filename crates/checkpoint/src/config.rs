@@ -1,12 +1,16 @@
 //! Sizes and constants of a model, from its metadata.
 
 mod foreign;
+mod hyper;
 mod keys;
+mod ngram;
 mod rope;
 
 use std::fmt;
 
+pub use self::hyper::{HyperShape, IndexerShape};
 use self::keys::Keys;
+pub use self::ngram::NgramShape;
 use crate::Checkpoint;
 use crate::directory::TensorInfo;
 use crate::error::{CheckpointError, printable};
@@ -22,10 +26,12 @@ pub enum Family {
     Qwen3Next,
     /// Qwen3.5-MoE: the same with other layouts.
     Qwen35Moe,
+    /// Qwen3.8-Flash-Next: several residual streams, selected attention, an n-gram table.
+    Qwen4Exp,
 }
 
 impl Family {
-    const ALL: [Self; 3] = [Self::Qwen3Moe, Self::Qwen3Next, Self::Qwen35Moe];
+    const ALL: [Self; 4] = [Self::Qwen3Moe, Self::Qwen3Next, Self::Qwen35Moe, Self::Qwen4Exp];
 
     /// The value of `general.architecture`.
     pub const fn name(self) -> &'static str {
@@ -33,6 +39,7 @@ impl Family {
             Self::Qwen3Moe => "qwen3moe",
             Self::Qwen3Next => "qwen3next",
             Self::Qwen35Moe => "qwen35moe",
+            Self::Qwen4Exp => "qwen4exp",
         }
     }
 
@@ -65,6 +72,15 @@ pub enum HeadOrder {
     Tiled,
 }
 
+/// What a gate goes through before it multiplies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GateActivation {
+    /// `x · sigmoid(x)`.
+    Silu,
+    /// `sigmoid(x)`.
+    Sigmoid,
+}
+
 /// Sizes of the gated delta rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeltaNetShape {
@@ -80,6 +96,8 @@ pub struct DeltaNetShape {
     pub conv_kernel: u32,
     /// Which key head belongs to which value head.
     pub head_order: HeadOrder,
+    /// What the output gate goes through.
+    pub gate: GateActivation,
 }
 
 /// YaRN context extension.
@@ -142,6 +160,12 @@ pub struct ModelConfig {
     pub layers: Vec<LayerKind>,
     /// Sizes of the delta rule, if the family has it.
     pub delta_net: Option<DeltaNetShape>,
+    /// Residual streams, if there are several.
+    pub hyper: Option<HyperShape>,
+    /// What chooses the tokens that attention sees, if it does not see all.
+    pub indexer: Option<IndexerShape>,
+    /// The n-gram table, if the family has one.
+    pub ngram: Option<NgramShape>,
     /// Positions that the model was made for.
     pub context_length: u32,
 }
@@ -155,11 +179,14 @@ impl ModelConfig {
     }
 }
 
-/// Reads and checks what the metadata says about the model.
+/// Reads and checks what the metadata says about the model; `warnings` gets what is odd but harmless.
 ///
 /// # Errors
 /// Class `config` or `unsupported`; `missing` or `shape` where a size is read off a tensor.
-pub(crate) fn read(checkpoint: &Checkpoint) -> Result<ModelConfig, CheckpointError> {
+pub(crate) fn read(
+    checkpoint: &Checkpoint,
+    warnings: &mut Vec<String>,
+) -> Result<ModelConfig, CheckpointError> {
     let family = family(checkpoint)?;
     let keys = Keys { checkpoint, family };
     foreign::check(&keys)?;
@@ -180,31 +207,55 @@ pub(crate) fn read(checkpoint: &Checkpoint) -> Result<ModelConfig, CheckpointErr
     } else {
         None
     };
+    let layers = layer_kinds(&keys, n_layers as usize, blocks as usize)?;
+    let vocab = vocab(&keys)?;
+    let rotary_dim = rope::rotary_dim(&keys, head_dim)?;
+    let flash = family == Family::Qwen4Exp;
     Ok(ModelConfig {
         family,
         name: checkpoint.metadata.str("general.name").map(printable),
         n_layers: n_layers as u32,
         n_draft_layers: drafts as u32,
         hidden: hidden as u32,
-        vocab: vocab(&keys)?,
+        vocab,
         heads: heads as u32,
         kv_heads: kv_heads as u32,
         head_dim: head_dim as u32,
-        rotary_dim: rope::rotary_dim(&keys, head_dim)? as u32,
+        rotary_dim: rotary_dim as u32,
         rope_theta: rope::theta(&keys)?,
         rope_scaling: rope::scaling(&keys)?,
         rms_eps: keys.float("attention.layer_norm_rms_epsilon", 0.0, 1.0)? as f32,
         n_experts: n_experts as u32,
         top_k: top_k as u32,
-        // Implied by all three architectures: their GGUF files have no key for it.
-        norm_topk: true,
+        // Implied by the architectures in GGUF files, which have no key for it.
+        norm_topk: keys.flag("expert_weights_norm")?.unwrap_or(true),
         expert_width: width(&keys, "expert_feed_forward_length", "ffn_down_exps")?,
         shared_width,
         gated_attention: hybrid,
-        layers: layer_kinds(&keys, n_layers as usize, blocks as usize)?,
+        hyper: if flash { Some(hyper::streams(&keys, hidden)?) } else { None },
+        indexer: if flash {
+            hyper::indexer(&keys, &layers, blocks as usize, rotary_dim, warnings)?
+        } else {
+            None
+        },
+        ngram: if flash { ngram::read(&keys, n_layers, vocab, warnings)? } else { None },
+        layers,
         delta_net: if hybrid { Some(delta_net(&keys)?) } else { None },
         context_length: keys.required("context_length", 1, limits::CONTEXT)? as u32,
     })
+}
+
+/// Experts of a layer, their width, and the width of the residual stream: what a matrix of an expert is held against.
+///
+/// # Errors
+/// Class `config` or `unsupported`.
+pub(crate) fn expert_sizes(checkpoint: &Checkpoint) -> Result<[u64; 3], CheckpointError> {
+    let keys = Keys { checkpoint, family: family(checkpoint)? };
+    Ok([
+        keys.required("expert_count", 1, limits::EXPERTS)?,
+        keys.required("expert_feed_forward_length", 1, limits::WIDTH)?,
+        keys.required("embedding_length", 1, limits::WIDTH)?,
+    ])
 }
 
 fn family(checkpoint: &Checkpoint) -> Result<Family, CheckpointError> {
@@ -349,9 +400,26 @@ fn delta_net(keys: &Keys<'_>) -> Result<DeltaNetShape, CheckpointError> {
         key_dim: key_dim as u32,
         value_dim: (inner / value_heads) as u32,
         conv_kernel: keys.required("ssm.conv_kernel", 1, limits::CONV_KERNEL)? as u32,
-        head_order: match keys.family {
-            Family::Qwen35Moe => HeadOrder::Tiled,
-            Family::Qwen3Moe | Family::Qwen3Next => HeadOrder::Grouped,
+        head_order: head_order(keys)?,
+        gate: match keys.family {
+            Family::Qwen4Exp => GateActivation::Sigmoid,
+            Family::Qwen3Moe | Family::Qwen3Next | Family::Qwen35Moe => GateActivation::Silu,
         },
     })
+}
+
+/// Which order value heads are in: the original weights' where the metadata says so, GGUF's otherwise.
+fn head_order(keys: &Keys<'_>) -> Result<HeadOrder, CheckpointError> {
+    let key = "ssm.head_order";
+    match keys.get(key) {
+        Some(MetaValue::String(order)) if order == "grouped" => Ok(HeadOrder::Grouped),
+        Some(MetaValue::String(order)) if order == "tiled" => Ok(HeadOrder::Tiled),
+        Some(other) => {
+            Err(keys.error(key, other.kind().to_owned(), "`grouped` or `tiled`".to_owned()))
+        }
+        None => Ok(match keys.family {
+            Family::Qwen35Moe | Family::Qwen4Exp => HeadOrder::Tiled,
+            Family::Qwen3Moe | Family::Qwen3Next => HeadOrder::Grouped,
+        }),
+    }
 }

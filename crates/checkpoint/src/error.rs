@@ -67,6 +67,16 @@ pub enum CheckpointError {
         /// The path.
         file: PathBuf,
     },
+    /// A file that others need is absent.
+    #[error("{}: no such file; found nothing, needed because {needed}\n\nhint: {hint}", file.display())]
+    NeededFile {
+        /// Its path.
+        file: PathBuf,
+        /// Why it is needed.
+        needed: String,
+        /// What may help.
+        hint: &'static str,
+    },
     /// A part of a split model is absent.
     #[error("{}: no such file, but it is part {part} of {parts} of the model\n\nhint: all parts must lie in one folder under their original names", file.display())]
     MissingPart {
@@ -181,6 +191,7 @@ impl CheckpointError {
             Self::Unsupported { .. } | Self::UnknownTensor { .. } => ErrorClass::Unsupported,
             Self::Config { .. } => ErrorClass::Config,
             Self::NoSuchFile { .. }
+            | Self::NeededFile { .. }
             | Self::MissingPart { .. }
             | Self::LonePart { .. }
             | Self::MissingTensor { .. } => ErrorClass::Missing,

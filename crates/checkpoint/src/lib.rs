@@ -14,25 +14,36 @@ mod audit;
 mod config;
 mod directory;
 mod error;
+mod finder;
+mod folder;
 mod gguf;
+mod json;
 mod limits;
 mod metadata;
+mod pieces;
 mod records;
+mod safetensors;
 mod source;
 mod tensors;
 mod vocabulary;
 
 pub use audit::{Audit, LayerAudit, PartBytes};
-pub use config::{DeltaNetShape, Family, HeadOrder, LayerKind, ModelConfig, Yarn};
-pub use directory::{FileEntry, TensorDirectory, TensorInfo};
+pub use config::{
+    DeltaNetShape, Family, GateActivation, HeadOrder, HyperShape, IndexerShape, LayerKind,
+    ModelConfig, NgramShape, Yarn,
+};
+pub use directory::{FileEntry, Foreign, Part, Scales, TensorDirectory, TensorInfo, ValueMap};
 pub use error::{CheckpointError, ErrorClass};
 pub use metadata::{MetaArray, MetaValue, Metadata, StringArray, Vocabulary};
+pub use pieces::{Blocks, DIRECT_ALIGN, FilePlace, Piece, Pieces, Tiles};
 pub use quant::slot::{ExpertMatrices, SlotMatrix};
-pub use records::{DIRECT_ALIGN, ExpertRecord, LayerRecords, Piece, Pieces, Records};
+pub use records::{ExpertRecord, LayerRecords, NgramTable, Records};
+pub use safetensors::{Dtype, SafeTensor, parse_safetensors};
 pub use source::{MemorySource, Source};
 pub use tensors::{
-    AttentionTensors, DeltaNetBa, DeltaNetInput, DeltaNetTensors, LayerTensors, MixerTensors,
-    ModelTensors, Role, SharedTensors,
+    AttentionTensors, DeltaNetBa, DeltaNetInput, DeltaNetTensors, DraftTensors, IndexerTensors,
+    InputTensors, LayerTensors, MixerTensors, ModelTensors, NgramTensors, Role, SharedTensors,
+    StreamTensors,
 };
 
 use std::path::Path;
@@ -50,6 +61,13 @@ pub struct Checkpoint {
     pub warnings: Vec<String>,
 }
 
+impl Checkpoint {
+    /// The file that the metadata comes from: for messages about it.
+    pub fn metadata_file(&self) -> &Path {
+        self.metadata.file().unwrap_or(&self.files[0].path)
+    }
+}
+
 /// A checkpoint with its roles assigned: which tensor is what, where every expert lies.
 #[derive(Debug, Clone)]
 pub struct Model {
@@ -59,14 +77,21 @@ pub struct Model {
     pub tensors: ModelTensors,
     /// Routed experts of the trunk.
     pub records: Records,
+    /// The n-gram table, of a family that has one.
+    pub ngram_table: Option<NgramTable>,
+    /// The draft block, if the files have one that is understood. The trunk runs without it.
+    pub draft: Option<DraftTensors>,
+    /// What is odd but harmless.
+    pub warnings: Vec<String>,
 }
 
-/// Opens a GGUF file, or all parts of a split one (any part may be named).
+/// Opens a model: a GGUF file, or all parts of a split one (any part may be named); or a folder with `config.json` and
+/// safetensors files, of which any file may be named too.
 ///
 /// # Errors
 /// [`CheckpointError`], with a class for programs to tell apart.
 pub fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
-    gguf::open(path, Vocabulary::Load)
+    open_with(path, Vocabulary::Load)
 }
 
 /// As [`open`], with a choice about the vocabulary: plans and inspections need its lengths only.
@@ -74,7 +99,20 @@ pub fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
 /// # Errors
 /// As [`open`].
 pub fn open_with(path: &Path, vocabulary: Vocabulary) -> Result<Checkpoint, CheckpointError> {
-    gguf::open(path, vocabulary)
+    if folder::is_for(path) { folder::open(path, vocabulary) } else { gguf::open(path, vocabulary) }
+}
+
+/// Reads a model folder from any sources: its configuration, its safetensors files in order, its index if it has one.
+/// Names serve messages, and those of the files the index; for tests and fuzzing.
+///
+/// # Errors
+/// As [`open`].
+pub fn parse_folder(
+    config: (&Path, &dyn Source),
+    files: &[(&Path, &dyn Source)],
+    index: Option<(&Path, &dyn Source)>,
+) -> Result<Checkpoint, CheckpointError> {
+    folder::parse(config, files, index)
 }
 
 /// Reads one unsplit GGUF file from any source; for tests and fuzzing.
@@ -107,11 +145,20 @@ pub fn parse_parts(
 /// # Errors
 /// [`CheckpointError`] of class `config`, `missing`, `shape`, `unsupported` or `limit`.
 pub fn bind(checkpoint: &Checkpoint) -> Result<Model, CheckpointError> {
-    let config = config::read(checkpoint)?;
+    let mut warnings = Vec::new();
+    let config = config::read(checkpoint, &mut warnings)?;
     vocabulary::check(checkpoint, &config)?;
-    let finder = tensors::Finder::new(checkpoint, &config);
+    let finder = finder::Finder::new(checkpoint, &config);
     let tensors = finder.resident()?;
     let records = Records::of(&finder)?;
-    finder.all_used(&tensors, &records)?;
-    Ok(Model { config, tensors, records })
+    let ngram_table = finder.ngram_table()?;
+    finder.all_used(&tensors, &records, ngram_table.as_ref())?;
+    // A trunk is whole without its draft block, so what is wrong with that is no reason to refuse it.
+    let draft = finder.draft().unwrap_or_else(|error| {
+        let error = error.to_string();
+        let what = error.lines().next().unwrap_or_default();
+        warnings.push(format!("the draft block is left out: {what}"));
+        None
+    });
+    Ok(Model { config, tensors, records, ngram_table, draft, warnings })
 }

@@ -6,6 +6,12 @@
 
 /// Bytes of a file's header: the largest known (250,000 tokens, as many merges) has 11 MiB.
 pub(crate) const HEADER_BYTES: u64 = 256 << 20;
+/// Bytes of a safetensors header: what the format's own library accepts.
+pub(crate) const SAFETENSORS_HEADER_BYTES: u64 = 100_000_000;
+/// Bytes of an index of safetensors files: 200,000 tensors have 24 MiB.
+pub(crate) const INDEX_BYTES: u64 = 64 << 20;
+/// Bytes of a configuration: those that list every module have 300 KiB.
+pub(crate) const CONFIG_BYTES: u64 = 4 << 20;
 /// Memory for all metadata and tensor descriptions of all parts.
 pub(crate) const HEADER_MEMORY: u64 = 48 << 20;
 /// Key-value pairs of a file.
@@ -20,12 +26,16 @@ pub(crate) const ARRAY_LEN: u64 = 1 << 22;
 pub(crate) const ARRAY_DEPTH: u32 = 4;
 /// Parts of a split model.
 pub(crate) const PARTS: u64 = 1 << 10;
-/// Tensors of a model; the largest known has 2,000.
+/// Tensors of a model; the largest known GGUF file has 2,000.
 pub(crate) const TENSORS: u64 = 1 << 16;
+/// Tensors of a model in safetensors files, where every expert may have tensors of its own.
+pub(crate) const SAFETENSORS: u64 = 1 << 19;
 /// Bytes of a tensor's name.
 pub(crate) const NAME_BYTES: u64 = 1 << 10;
 /// Dimensions of a tensor: what the format allows.
 pub(crate) const DIMS: u32 = 4;
+/// Dimensions of a tensor in a safetensors file; the weights of a convolution over images in time have five.
+pub(crate) const SAFETENSORS_DIMS: usize = 8;
 /// Bytes of one tensor.
 pub(crate) const TENSOR_BYTES: u64 = 1 << 38;
 /// Least alignment of the data section: what the format asks for.
@@ -47,6 +57,16 @@ pub(crate) const VOCABULARY: u64 = 1 << 24;
 pub(crate) const CONTEXT: u64 = 1 << 26;
 /// Taps of a short convolution.
 pub(crate) const CONV_KERNEL: u64 = 64;
+/// Residual streams of a position.
+pub(crate) const STREAMS: u64 = 16;
+/// Positions that one key of an attention indexer stands for.
+pub(crate) const COMPRESS_RATIO: u64 = 1 << 10;
+/// Tokens of the longest n-gram.
+pub(crate) const NGRAM_SIZE: u64 = 8;
+/// Hash functions of an n-gram.
+pub(crate) const NGRAM_HEADS: u64 = 64;
+/// Tensors that an n-gram table may be cut into; known ones are in 128.
+pub(crate) const SHARDS: u64 = 1 << 12;
 /// How far a context may be extended.
 pub(crate) const ROPE_FACTOR: f64 = 1e6;
 /// Base of the rotary frequencies.
@@ -80,6 +100,11 @@ impl Budget {
     /// Gives back everything that was taken since `mark`.
     pub(crate) const fn restore(&mut self, mark: u64) {
         self.left = mark;
+    }
+
+    /// Gives back `bytes` that were taken.
+    pub(crate) const fn give(&mut self, bytes: u64) {
+        self.left += bytes;
     }
 
     pub(crate) const fn mark(&self) -> u64 {

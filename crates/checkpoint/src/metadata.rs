@@ -1,6 +1,7 @@
-//! Key-value pairs of a GGUF file.
+//! Key-value pairs: those of a GGUF file, or those that the files of a folder say the same with.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 pub(crate) const TOKENS: &str = "tokenizer.ggml.tokens";
 pub(crate) const MERGES: &str = "tokenizer.ggml.merges";
@@ -166,11 +167,20 @@ pub struct Metadata {
     values: BTreeMap<String, MetaValue>,
     /// Lengths of arrays that are in the file but not (or no longer) in memory.
     set_aside: BTreeMap<String, u64>,
+    /// Names in `file` of keys that are called otherwise there.
+    spellings: BTreeMap<String, String>,
+    /// The file that they come from, where that is not the first with tensors.
+    file: Option<PathBuf>,
 }
 
 impl Metadata {
     pub(crate) const fn new() -> Self {
-        Self { values: BTreeMap::new(), set_aside: BTreeMap::new() }
+        Self {
+            values: BTreeMap::new(),
+            set_aside: BTreeMap::new(),
+            spellings: BTreeMap::new(),
+            file: None,
+        }
     }
 
     /// The value of a key; nothing if it is not in the file or not in memory.
@@ -250,6 +260,25 @@ impl Metadata {
     /// Notes an array that is not kept.
     pub(crate) fn set_aside(&mut self, key: String, len: u64) {
         self.set_aside.insert(key, len);
+    }
+
+    /// The file that the pairs come from, where that is not the first one with tensors.
+    pub fn file(&self) -> Option<&Path> {
+        self.file.as_deref()
+    }
+
+    pub(crate) fn set_file(&mut self, file: PathBuf) {
+        self.file = Some(file);
+    }
+
+    /// What a key is called in its file: for messages.
+    pub fn spelling<'a>(&'a self, key: &'a str) -> &'a str {
+        self.spellings.get(key).map_or(key, String::as_str)
+    }
+
+    /// Notes what a key is called in its file.
+    pub(crate) fn spell(&mut self, key: String, spelling: String) {
+        self.spellings.insert(key, spelling);
     }
 
     /// Sets a value; the old one if there was one.

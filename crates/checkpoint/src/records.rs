@@ -1,64 +1,15 @@
 //! Expert records: which bytes one `(layer, expert)` needs, and where they go in a slot.
 
 use quant::slot::{ExpertMatrices, SlotMatrix};
-use units::{ExpertKey, FileIndex, LayerIndex};
+use units::{ExpertKey, LayerIndex};
 
 use crate::directory::TensorInfo;
 use crate::error::CheckpointError;
-use crate::tensors::Finder;
+use crate::finder::Finder;
+use crate::pieces::{DIRECT_ALIGN, Pieces};
 
-/// What direct reads align to: offsets, lengths and memory.
-pub const DIRECT_ALIGN: u64 = 4096;
-
-/// Most pieces of a record: weights, scales and biases of three matrices.
-const MAX_PIECES: usize = 9;
-
-/// A contiguous run of bytes of a record.
-///
-/// `place` and `offset` agree modulo [`DIRECT_ALIGN`], and the spans that pieces take when widened to it on both
-/// sides do not overlap in the slot: so a direct read may land in place.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Piece {
-    /// Which file.
-    pub file: FileIndex,
-    /// Byte offset in the file.
-    pub offset: u64,
-    /// How many bytes.
-    pub bytes: u64,
-    /// Byte offset in the slot.
-    pub place: u64,
-}
-
-/// Up to nine pieces, without an allocation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Pieces {
-    pieces: [Piece; MAX_PIECES],
-    len: usize,
-}
-
-impl Pieces {
-    /// As a slice.
-    pub fn as_slice(&self) -> &[Piece] {
-        &self.pieces[..self.len]
-    }
-
-    /// Adds a piece.
-    ///
-    /// # Panics
-    /// If there are nine already.
-    pub fn push(&mut self, piece: Piece) {
-        self.pieces[self.len] = piece;
-        self.len += 1;
-    }
-}
-
-impl std::ops::Deref for Pieces {
-    type Target = [Piece];
-
-    fn deref(&self) -> &[Piece] {
-        self.as_slice()
-    }
-}
+/// What matrices align to that are put together in memory.
+const CACHE_LINE: u64 = 64;
 
 /// Everything about one expert's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,6 +44,22 @@ pub struct LayerRecords {
 }
 
 impl LayerRecords {
+    /// The stacked tensors of block `layer` of the file.
+    pub(crate) fn of(finder: &Finder<'_>, layer: u32) -> Result<Self, CheckpointError> {
+        let config = finder.config;
+        let [experts, width, hidden] =
+            [config.n_experts, config.expert_width, config.hidden].map(u64::from);
+        let name = |part: &str| format!("blk.{layer}.ffn_{part}_exps.weight");
+        let down = finder.tensor(&name("down"), &[experts, hidden, width])?;
+        if finder.checkpoint.directory.get(&name("gate_up")).is_some() {
+            let gate = finder.tensor(&name("gate_up"), &[experts, 2 * width, hidden])?;
+            return Ok(Self { gate, up: None, down });
+        }
+        let gate = finder.tensor(&name("gate"), &[experts, width, hidden])?;
+        let up = Some(finder.tensor(&name("up"), &[experts, width, hidden])?);
+        Ok(Self { gate, up, down })
+    }
+
     /// Gate (with up behind it when fused), up, down.
     pub fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
         std::iter::once(&self.gate).chain(self.up.as_ref()).chain(std::iter::once(&self.down))
@@ -113,22 +80,10 @@ pub struct Records {
 
 impl Records {
     pub(crate) fn of(finder: &Finder<'_>) -> Result<Self, CheckpointError> {
-        let config = finder.config;
-        let [experts, width, hidden] =
-            [config.n_experts, config.expert_width, config.hidden].map(u64::from);
-        let layer = |layer: u32| {
-            let name = |part: &str| format!("blk.{layer}.ffn_{part}_exps.weight");
-            let down = finder.tensor(&name("down"), &[experts, hidden, width])?;
-            if finder.checkpoint.directory.get(&name("gate_up")).is_some() {
-                let gate = finder.tensor(&name("gate_up"), &[experts, 2 * width, hidden])?;
-                return Ok(LayerRecords { gate, up: None, down });
-            }
-            let gate = finder.tensor(&name("gate"), &[experts, width, hidden])?;
-            let up = Some(finder.tensor(&name("up"), &[experts, width, hidden])?);
-            Ok(LayerRecords { gate, up, down })
-        };
-        let layers = (0..config.n_layers).map(layer).collect::<Result<_, CheckpointError>>()?;
-        Ok(Self { layers, n_experts: config.n_experts })
+        let layers = (0..finder.config.n_layers)
+            .map(|layer| LayerRecords::of(finder, layer))
+            .collect::<Result<_, CheckpointError>>()?;
+        Ok(Self { layers, n_experts: finder.config.n_experts })
     }
 
     /// Experts of a layer.
@@ -173,17 +128,27 @@ impl Records {
         );
         let layer = &self.layers[key.layer.get()];
         let mut pieces = Pieces::default();
-        let (mut cursor, mut bytes) = (0, 0);
+        let (mut cursor, mut bytes) = (0_u64, 0);
         let mut places = [0; 3];
         for (tensor, place) in layer.tensors().zip(&mut places) {
-            let stride = tensor.bytes / tensor.shape[0];
-            let offset = tensor.offset + stride * u64::from(key.expert.0);
-            let lead = offset % DIRECT_ALIGN;
-            *place = cursor + lead;
-            pieces.push(Piece { file: tensor.file, offset, bytes: stride, place: *place });
-            cursor += (lead + stride).next_multiple_of(DIRECT_ALIGN);
-            bytes += stride;
+            let rows = tensor.shape[1];
+            let first = rows * u64::from(key.expert.0);
+            let mut lies = tensor.pieces(first..first + rows);
+            let mut piece = lies.next().expect("an expert has rows");
+            assert!(lies.next().is_none(), "an expert's rows lie in one part of their tensor");
+            // A direct read lands at the same distance from a page as it has in the file; a piece that is put
+            // together from several goes anywhere.
+            let (align, lead) = match piece.blocks {
+                None => (DIRECT_ALIGN, piece.offset % DIRECT_ALIGN),
+                Some(_) => (CACHE_LINE, 0),
+            };
+            piece.place = cursor.next_multiple_of(align) + lead;
+            *place = piece.place;
+            cursor = (piece.place + piece.memory_bytes()).next_multiple_of(align);
+            bytes += piece.memory_bytes();
+            pieces.push(piece);
         }
+        let slot_bytes = cursor.next_multiple_of(DIRECT_ALIGN);
         let matrix = |tensor: &TensorInfo, place, n_out| SlotMatrix {
             place,
             block_type: tensor.block_type,
@@ -203,6 +168,47 @@ impl Records {
             let up = SlotMatrix { place: gate.place + gate.bytes() as u64, ..gate };
             ExpertMatrices { gate, up, down: matrix(&layer.down, places[1], rows(&layer.down)) }
         };
-        ExpertRecord { key, pieces, bytes, slot_bytes: cursor, matrices }
+        ExpertRecord { key, pieces, bytes, slot_bytes, matrices }
+    }
+}
+
+/// The n-gram table: rows that are read one by one as tokens ask for them.
+#[derive(Debug, Clone)]
+pub struct NgramTable {
+    /// `[rows, values]`.
+    pub tensor: TensorInfo,
+}
+
+impl NgramTable {
+    /// Bytes of a row as it lies in memory.
+    pub fn row_bytes(&self) -> usize {
+        (self.tensor.bytes / self.tensor.shape[0]) as usize
+    }
+
+    /// Values of a row.
+    pub fn row_width(&self) -> usize {
+        self.tensor.shape[1] as usize
+    }
+
+    /// Rows.
+    pub fn rows(&self) -> u64 {
+        self.tensor.shape[0]
+    }
+
+    /// Where rows from row `first` are, and where they go in memory that holds just them: `n`, or as many of them as
+    /// fit into a list of pieces; and how many that are, at least one. Shards may be as short as a row.
+    ///
+    /// # Panics
+    /// If the table has no such rows.
+    pub fn pieces(&self, first: u64, n: u64) -> (Pieces, u64) {
+        let end = first.checked_add(n);
+        assert!(end.is_some_and(|end| end <= self.rows()), "row {first} + {n} of {}", self.rows());
+        let mut pieces = Pieces::default();
+        let mut bytes = 0;
+        for piece in self.tensor.pieces(first..first + n).take(Pieces::MOST) {
+            bytes += piece.memory_bytes();
+            pieces.push(piece);
+        }
+        (pieces, bytes / self.tensor.row_bytes())
     }
 }

@@ -9,8 +9,8 @@ use crate::metadata::{MERGES, MetaArray, MetaValue, Metadata, SCORES, TOKEN_TYPE
 pub(crate) fn check(checkpoint: &Checkpoint, config: &ModelConfig) -> Result<(), CheckpointError> {
     let metadata = &checkpoint.metadata;
     let error = |key: &str, found: String, needed: String| CheckpointError::Config {
-        file: checkpoint.files[0].path.clone(),
-        key: key.to_owned(),
+        file: checkpoint.metadata_file().to_owned(),
+        key: metadata.spelling(key).to_owned(),
         found,
         needed,
     };

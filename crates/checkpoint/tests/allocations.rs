@@ -10,7 +10,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use checkpoint::{MemorySource, Vocabulary, bind, open, parse, parse_parts};
+use checkpoint::{MemorySource, Vocabulary, bind, open, parse, parse_folder, parse_parts};
 use quant::BlockType;
 
 use self::support::{Gguf, Value, fixture, manifest, tiny};
@@ -170,10 +170,133 @@ fn many_parts() {
     assert!(peak <= 64 * MIB, "{peak} bytes");
 }
 
+/// Parses and binds a folder of a configuration and safetensors headers with data behind them that nobody reads; the
+/// class of error, and the peak.
+fn folder(config: &str, headers: &[String]) -> (String, usize) {
+    let files: Vec<Hollow> = headers.iter().map(|header| Hollow::new(header)).collect();
+    let named: Vec<(&Path, &dyn checkpoint::Source)> = files
+        .iter()
+        .map(|file| (Path::new("m.safetensors"), file as &dyn checkpoint::Source))
+        .collect();
+    let config = MemorySource(config.as_bytes());
+    let config: (&Path, &dyn checkpoint::Source) = (Path::new("config.json"), &config);
+    let (result, peak, _) = heap(|| bind(&parse_folder(config, &named, None)?));
+    (result.err().map_or_else(|| "accept".to_owned(), |e| e.class().to_string()), peak)
+}
+
+/// A header with zeros behind it.
+struct Hollow {
+    header: Vec<u8>,
+    len: u64,
+}
+
+impl Hollow {
+    /// `header` without data offsets is none; its data ends where the last tensor does.
+    fn new(header: &str) -> Self {
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(header.as_bytes());
+        let end = header.rsplit_once(',').map_or("0", |(_, end)| end.trim_end_matches(['}', ']']));
+        let len = bytes.len() as u64 + end.parse::<u64>().unwrap_or(0);
+        Self { header: bytes, len }
+    }
+}
+
+impl checkpoint::Source for Hollow {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
+        let start = self.header.len().min(offset as usize);
+        let present = out.len().min(self.header.len() - start);
+        out.fill(0);
+        out[..present].copy_from_slice(&self.header[start..start + present]);
+        Ok(())
+    }
+}
+
+/// A header of tensors one behind the other.
+fn header(tensors: impl Iterator<Item = (String, &'static str, u64, u64, u64)>) -> String {
+    let (mut text, mut at) = (String::from("{"), 0);
+    for (name, dtype, bytes, rows, cols) in tensors {
+        let end = at + bytes * rows * cols;
+        let comma = if at == 0 { "" } else { "," };
+        let entry = format!(
+            r#"{comma}"{name}":{{"dtype":"{dtype}","shape":[{rows},{cols}],"data_offsets":[{at},{end}]}}"#
+        );
+        text.push_str(&entry);
+        at = end;
+    }
+    text + "}"
+}
+
+/// Every expert with FP8 values and scales of its own: 60 layers of 512, as the largest that is known.
+fn experts_in_tensors_of_their_own() {
+    let layers = (0..60_u32).map(|layer| {
+        let expert = move |expert: u32| {
+            let name = move |part: &str, plane: &str| {
+                let front = "model.language_model.layers";
+                format!("{front}.{layer}.mlp.experts.{expert}.{part}_proj.{plane}")
+            };
+            ["gate", "up", "down"].into_iter().flat_map(move |part| {
+                let weight = (name(part, "weight"), "F8_E4M3", 1, 128, 128);
+                [weight, (name(part, "weight_scale_inv"), "F32", 4, 1, 1)]
+            })
+        };
+        header((0..512).flat_map(expert))
+    });
+    let headers: Vec<String> = layers.collect();
+    let config = r#"{"model_type": "qwen3_5_moe", "num_experts": 512, "hidden_size": 128,
+        "moe_intermediate_size": 128, "num_hidden_layers": 60, "tie_word_embeddings": true,
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}"#;
+    let (class, peak) = folder(config, &headers);
+    eprintln!("184,320 tensors of experts: {peak} bytes at the peak, {class}");
+    // All experts are there; what is missing is everything else.
+    assert_eq!(class, "config");
+    assert!(peak <= 64 * MIB, "{peak} bytes");
+}
+
+fn folders_made_to_take_memory() {
+    let config = |more: &str| format!(r#"{{"model_type": "qwen3_moe"{more}}}"#);
+    let many = |name: &dyn Fn(u64) -> String, n: u64| {
+        header((0..n).map(|i| (name(i), "BF16", 2, 1, 1)))
+    };
+    let module = |i: u64| format!("model.layers.{}.self_attn.q_proj.weight", i % 1024);
+    let expert = |i: u64| {
+        format!("model.layers.{}.mlp.experts.{}.up_proj.weight", i % 1024, i / 1024)
+    };
+    let text = "x".repeat(3 * MIB);
+    let overrides: String = (0..60_000).map(|i| format!(r#","m{i}":false"#)).collect();
+    let cases = [
+        ("experts", config(""), many(&expert, 1 << 19), "limit"),
+        ("more experts", config(""), many(&expert, (1 << 19) + 1), "limit"),
+        ("modules", config(""), many(&module, 1024), "missing"),
+        ("unknown names", config(""), many(&|i| format!("{i:0>1000}"), 1 << 15), "unsupported"),
+        ("a long string", config(&format!(r#", "hidden_act": "{text}""#)), "{}".into(), "unsupported"),
+        ("a long name", config(""), format!(r#"{{"{}": 1}}"#, "x".repeat(8 * MIB)), "limit"),
+        ("a long value", config(&format!(r#", "num_experts": "{text}""#)), "{}".into(), "missing"),
+        ("a long list", config(&format!(r#", "a": [{}0]"#, "0,".repeat(MIB))), "{}".into(), "limit"),
+        (
+            "overrides",
+            config(&format!(r#", "quantization": {{"bits": 4, "group_size": 64{overrides}}}"#)),
+            "{}".into(),
+            "missing",
+        ),
+    ];
+    for (what, config, header, expected) in cases {
+        let (class, peak) = folder(&config, &[header]);
+        eprintln!("{what}: {peak} bytes at the peak, {class}");
+        assert_eq!(class, expected, "{what}");
+        assert!(peak <= 64 * MIB, "{what}: {peak} bytes");
+    }
+}
+
 #[test]
 fn no_file_takes_more_than_64_mib_to_parse() {
     every_file_of_the_manifest();
     a_large_vocabulary();
     files_made_to_take_memory();
     many_parts();
+    experts_in_tensors_of_their_own();
+    folders_made_to_take_memory();
 }

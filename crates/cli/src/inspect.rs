@@ -26,6 +26,9 @@ fn parts(opened: &OpenModel) -> Vec<(String, u64)> {
         .map(|term| (term.name.to_owned(), term.bytes));
     let routed = ("routed experts".to_owned(), opened.model.records.payload_bytes());
     let mut parts: Vec<_> = resident.chain([routed]).collect();
+    if let Some(table) = &opened.model.ngram_table {
+        parts.push(("n-gram table (by row)".to_owned(), table.tensor.bytes));
+    }
     let draft: u64 = draft_bytes(opened);
     if draft > 0 {
         parts.push(("draft layers (not loaded)".to_owned(), draft));
@@ -114,7 +117,7 @@ fn as_json(opened: &OpenModel) -> serde_json::Value {
         "expert_bytes_per_token": bytes_a_token(model),
         "expert_types": audit(model),
         "expert_layers": layers,
-        "warnings": checkpoint.warnings,
+        "warnings": checkpoint.warnings.iter().chain(&model.warnings).collect::<Vec<_>>(),
     })
 }
 

@@ -59,7 +59,8 @@ pub(crate) fn options(
 /// Reads headers and says what is odd about the file.
 pub(crate) fn open(chosen: &Chosen) -> Result<OpenModel> {
     let opened = OpenModel::open(&chosen.path)?;
-    for warning in opened.checkpoint.warnings.iter().chain(opened.tokenizer.warnings()) {
+    let warnings = opened.checkpoint.warnings.iter().chain(&opened.model.warnings);
+    for warning in warnings.chain(opened.tokenizer.warnings()) {
         report::note(&format!("warning: {warning}"));
     }
     Ok(opened)

@@ -4,8 +4,9 @@
 use std::ptr::NonNull;
 
 use compute::backend::{
-    Activations, Backend, BufferId, DeltaParams, HeadOrder, Heads, KvType, MatrixShape, Op,
-    RecurrentShape, Role, RouterShape, Row, SequenceId, SequenceShape, SlotClass, WeightId,
+    Activations, Backend, BufferId, ConvState, DeltaParams, Gate, HeadOrder, Heads, KvType,
+    MatrixShape, Op, RecurrentShape, Role, RouterShape, Row, SequenceId, SequenceShape, SlotClass,
+    WeightId,
 };
 use divan::Bencher;
 use divan::counter::{BytesCount, ItemsCount};
@@ -73,6 +74,8 @@ impl Bed {
             kv_heads: 4,
             head_dim: 128,
             recurrent: Some(RECURRENT),
+            extra_conv: None,
+            index: None,
         };
         let sequence = backend.open_sequence(shape).expect("memory");
         Self { backend, sequence, load, random: 1 }
@@ -215,8 +218,8 @@ fn delta_rule(bencher: Bencher<'_, '_>, load: Load) {
     bencher.counter(ItemsCount::new(load.rows)).bench_local(|| {
         bed.backend.reset(bed.sequence);
         bed.begin(0, role);
-        bed.backend.record(Op::ShortConv { layer: 0, x, weight, out: conv });
-        bed.backend.record(Op::DeltaRule { layer: 0, conv, z, ba, params, out });
+        bed.backend.record(Op::ShortConv { state: ConvState::Recurrent(0), x, weight, out: conv });
+        bed.backend.record(Op::DeltaRule { layer: 0, conv, z, ba, params, gate: Gate::Silu, out });
         bed.finish();
     });
 }

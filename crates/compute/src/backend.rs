@@ -147,6 +147,44 @@ impl RecurrentShape {
     }
 }
 
+/// Short convolutions that stand outside of the gated delta rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ConvShape {
+    /// How many there are, each with a state of its own.
+    pub count: usize,
+    /// Channels of one.
+    pub channels: usize,
+    /// Inputs that an output sees.
+    pub taps: usize,
+    /// Rows from one of them to the next.
+    pub dilation: usize,
+}
+
+impl ConvShape {
+    /// Values that one of them remembers: `(taps - 1)·dilation` rows.
+    pub const fn state_len(&self) -> usize {
+        self.taps.saturating_sub(1) * self.dilation * self.channels
+    }
+}
+
+/// Keys by which rows choose what they attend to, see [`Op::IndexAppend`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IndexShape {
+    /// Layers that have them, counted on their own.
+    pub layers: usize,
+    /// Values of a key.
+    pub dim: usize,
+    /// Positions of a block, which share a key.
+    pub ratio: usize,
+}
+
+impl IndexShape {
+    /// Values of all layers: a key for each position, and one for each complete block.
+    pub const fn values(&self, context_tokens: usize) -> usize {
+        self.layers * self.dim * (context_tokens + context_tokens / self.ratio)
+    }
+}
+
 /// What a sequence needs to remember.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SequenceShape {
@@ -160,6 +198,10 @@ pub struct SequenceShape {
     pub head_dim: usize,
     /// Recurrent layers, if the model has any.
     pub recurrent: Option<RecurrentShape>,
+    /// Convolutions apart from those layers.
+    pub extra_conv: Option<ConvShape>,
+    /// Keys of the index, where attention is selected. Their type is that of the KV cache.
+    pub index: Option<IndexShape>,
 }
 
 /// Rotary embedding: halves as in GPT-NeoX over the first `rotary_dim` values of a head.
@@ -199,6 +241,37 @@ pub struct Heads {
     pub stride: usize,
 }
 
+/// A short convolution, by the state that it continues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ConvState {
+    /// That of a recurrent layer, before its delta rule; not dilated.
+    Recurrent(usize),
+    /// One of [`SequenceShape::extra_conv`].
+    Extra(usize),
+}
+
+/// What the output of the delta rule is multiplied with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gate {
+    /// `z · sigmoid(z)`.
+    Silu,
+    /// `sigmoid(z)`.
+    Sigmoid,
+}
+
+/// How rows choose the blocks that they attend to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Selector {
+    /// Index layer, see [`Op::IndexAppend`].
+    pub layer: usize,
+    /// Index queries, normed and rotated.
+    pub q: BufferId,
+    /// How they lie in a row; `dim` is that of the index.
+    pub heads: Heads,
+    /// Blocks that a row chooses at most, at least 1.
+    pub blocks: usize,
+}
+
 /// One recorded operation.
 ///
 /// Buffers are `[rows of the pass, width]`; all rows of the pass unless `rows` says less.
@@ -220,9 +293,31 @@ pub enum Op {
     /// on the absolute grid. `gated`: multiply head `h` by the sigmoid of the `dim` values that follow its query.
     /// `out` is `[rows, count·dim]`.
     Attend { layer: usize, q: BufferId, heads: Heads, gated: bool, out: BufferId },
+    /// Writes the rows' raw index keys `[rows, dim]` at their positions of index layer `layer`. Every block of
+    /// `ratio` positions that they complete gets its key: the mean of its raw keys, RMS norm by `k_norm`, rotation by
+    /// the position of its first token.
+    IndexAppend { layer: usize, k: BufferId, k_norm: WeightId, eps: f32, rope: RopeId },
+    /// As [`Op::Attend`], but a row at position `p` sees only the tokens of the `blocks` best of its
+    /// `n = (p + 1) / ratio` complete blocks, and those after them, `ratio·n ..= p`. With `(p + 1) % ratio == 0` there
+    /// are none after them, and its own token is seen only if its block is chosen.
+    ///
+    /// Block `b` scores `Σ_h max(0, q_h · key_b)`, in order of heads; a tie goes to the lower block. (A positive factor
+    /// such as `1 / sqrt(dim)` would change no order.)
+    ///
+    /// The softmax goes over what is seen in ascending order, in the same blocks of 64 of the absolute grid as
+    /// [`Op::Attend`], and passes over what is not. So a row's bits depend on its query and on what it sees, not on
+    /// how rows were cut into passes nor on their role, and where everything is seen they are those of [`Op::Attend`].
+    AttendSelected {
+        layer: usize,
+        q: BufferId,
+        heads: Heads,
+        gated: bool,
+        selector: Selector,
+        out: BufferId,
+    },
     /// Causal depthwise convolution with state, then SiLU. `weight` is `[channels, taps]`, last tap = current row.
-    ShortConv { layer: usize, x: BufferId, weight: WeightId, out: BufferId },
-    /// Gated delta rule over the convolved `[q | k | v]`; then RMS norm per value head by `norm`, times `silu(z)`.
+    ShortConv { state: ConvState, x: BufferId, weight: WeightId, out: BufferId },
+    /// Gated delta rule over the convolved `[q | k | v]`; then RMS norm per value head by `norm`, times `gate(z)`.
     /// `ba` holds `[b(all value heads) | a(all value heads)]`. Prompt rows take the chunked form on the 64-token
     /// grid, generated rows the step form. Source: Yang et al. 2024 (arXiv:2412.06464).
     DeltaRule {
@@ -231,6 +326,7 @@ pub enum Op {
         z: BufferId,
         ba: BufferId,
         params: DeltaParams,
+        gate: Gate,
         out: BufferId,
     },
     /// Softmax over `[n_experts]`, keep the `top_k` largest (ties to the lower index), rescale to sum 1 if
@@ -242,10 +338,36 @@ pub enum Op {
     /// Recorded by [`Backend::moe`] and [`Backend::moe_more`], never directly.
     Experts { layer: LayerIndex, x: BufferId, router: RouterHandle },
     /// `to[r] += Σ_rank weight · expert output`, in rank order, then the shared expert times the sigmoid of its
-    /// gate logit (`[rows, 1]`). Every `(row, rank)` must have been run.
-    Combine { router: RouterHandle, shared: Option<SharedOutput>, to: BufferId },
+    /// gate logit (`[rows, 1]`). Every `(row, rank)` must have been run. `set`: `to[r] = ` instead.
+    Combine { router: RouterHandle, shared: Option<SharedOutput>, to: BufferId, set: bool },
     /// `to[r] += x[r]`.
     Add { x: BufferId, to: BufferId },
+    /// `out[r] = [x[r], x[r], …]`: as many times as `out` is wider.
+    Repeat { x: BufferId, out: BufferId },
+    /// RMS norm of each of `groups` equal parts of a row, then times `weight`, `[width]`: reads `rows` of `x`, writes
+    /// `out` from row 0.
+    GroupNorm {
+        x: BufferId,
+        weight: WeightId,
+        groups: usize,
+        eps: f32,
+        out: BufferId,
+        rows: Range<usize>,
+    },
+    /// `x[r] = silu(scale · x[r])` for `rows`.
+    ScaledSilu { x: BufferId, scale: f32, rows: Range<usize> },
+    /// `out[r] = (Σ_s sigmoid(mix_s) · n_s) / streams` for `rows`, in order of streams. `mix` and `n` are
+    /// `[rows, streams·hidden]`, `out` is `[rows, hidden]`.
+    ///
+    /// Source: hyper-connections, Zhu et al. 2024 (arXiv:2409.19606), as in Qwen3.8-Flash-Next; also of
+    /// [`Op::Inject`].
+    StreamMix { mix: BufferId, n: BufferId, out: BufferId, rows: Range<usize> },
+    /// `to_s += 2·sigmoid(logits_s / streams) · y` for every stream: `logits` is `[rows, streams]`, `y` is
+    /// `[rows, hidden]`, `to` is `[rows, streams·hidden]`.
+    Inject { logits: BufferId, y: BufferId, to: BufferId },
+    /// `out_s = sigmoid(sign(g)·sqrt(max(|g|, 1e-6))) · v` with `g = (k_s · q_s) / sqrt(hidden)`; the sign of 0 is 0.
+    /// `k`, `q` and `out` are `[rows, streams·hidden]`, `v` is `[rows, hidden]`.
+    GatedValue { k: BufferId, q: BufferId, v: BufferId, out: BufferId },
 }
 
 /// Per-layer constants of the gated delta rule, all f32 vectors.
@@ -385,6 +507,9 @@ pub trait Backend: Send {
     fn begin_pass(&mut self, rows: &[Row]);
     /// Adds an operation to the pass.
     fn record(&mut self, op: Op);
+    /// Writes values of the host into whole rows of a buffer, in order with recorded operations. They are copied
+    /// before this returns.
+    fn upload(&mut self, buffer: BufferId, first_row: usize, values: &[f32]);
     /// Waits for the router's choices (this is the layer's one read-back), then records the experts that are
     /// resident.
     ///

@@ -241,6 +241,11 @@ impl Backend for Deferred {
         self.later(move |backend| backend.record(op));
     }
 
+    fn upload(&mut self, buffer: BufferId, first_row: usize, values: &[f32]) {
+        let values = values.to_vec();
+        self.later(move |backend| backend.upload(buffer, first_row, &values));
+    }
+
     fn moe(
         &mut self,
         layer: LayerIndex,

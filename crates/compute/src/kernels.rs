@@ -9,7 +9,7 @@
 use quant::BlockType;
 use quant::slot::ExpertMatrices;
 
-use crate::backend::{Heads, RecurrentShape, Role, Routed};
+use crate::backend::{Gate, Heads, RecurrentShape, Role, Routed};
 
 /// A resident matrix, row-major `[n_out, n_in]`.
 #[derive(Debug, Clone, Copy)]
@@ -48,6 +48,16 @@ pub(crate) enum KvRows<'a> {
     F32(&'a [f32]),
 }
 
+impl KvRows<'_> {
+    /// Values that there are.
+    pub(crate) const fn len(&self) -> usize {
+        match self {
+            Self::F16(values) => values.len(),
+            Self::F32(values) => values.len(),
+        }
+    }
+}
+
 /// Norm of every head by a shared weight, then rotation, in place.
 pub(crate) struct HeadNormRope<'a> {
     /// `[rows, width]`.
@@ -79,6 +89,50 @@ pub(crate) struct Attend<'a> {
     pub(crate) out: &'a mut [f32],
 }
 
+/// [`Attend`] to the best blocks of each row, and to what comes after its complete ones.
+pub(crate) struct AttendSelected<'a> {
+    pub(crate) attend: Attend<'a>,
+    /// `[rows, index_width]`.
+    pub(crate) index_q: &'a [f32],
+    pub(crate) index_width: usize,
+    pub(crate) index_heads: Heads,
+    /// Keys of complete blocks, `[blocks of the context, dim]`.
+    pub(crate) index_keys: KvRows<'a>,
+    /// Positions of a block.
+    pub(crate) ratio: usize,
+    /// Blocks that a row chooses at most.
+    pub(crate) blocks: usize,
+}
+
+/// Keys of complete blocks: mean of the raw keys, norm, rotation.
+pub(crate) struct PoolKeys<'a> {
+    /// `[positions, dim]`.
+    pub(crate) raw: KvRows<'a>,
+    pub(crate) first_block: usize,
+    /// Positions of a block.
+    pub(crate) ratio: usize,
+    /// `[dim]`.
+    pub(crate) weight: &'a [f32],
+    pub(crate) eps: f32,
+    /// `[blocks, rotary_dim]`, of the first position of each block.
+    pub(crate) angles: &'a [f32],
+    pub(crate) rotary_dim: usize,
+    /// `[blocks, dim]`.
+    pub(crate) out: &'a mut [f32],
+}
+
+/// Gates of streams: how well each one's key meets its query.
+pub(crate) struct GatedValue<'a> {
+    /// `[rows, streams·hidden]`.
+    pub(crate) k: &'a [f32],
+    pub(crate) q: &'a [f32],
+    /// `[rows, hidden]`.
+    pub(crate) v: &'a [f32],
+    pub(crate) hidden: usize,
+    /// `[rows, streams·hidden]`.
+    pub(crate) out: &'a mut [f32],
+}
+
 /// Causal depthwise convolution of consecutive rows of one sequence, then SiLU.
 pub(crate) struct ShortConv<'a> {
     /// `[rows, channels]`.
@@ -87,7 +141,9 @@ pub(crate) struct ShortConv<'a> {
     /// `[channels, taps]`, last tap = current row.
     pub(crate) weight: &'a [f32],
     pub(crate) taps: usize,
-    /// Inputs before row 0, oldest first, `[taps - 1, channels]`; afterwards those before the next row.
+    /// Rows from one tap to the next.
+    pub(crate) dilation: usize,
+    /// Inputs before row 0, oldest first, `[(taps - 1)·dilation, channels]`; afterwards those before the next row.
     pub(crate) state: &'a mut [f32],
     /// `[rows, channels]`.
     pub(crate) out: &'a mut [f32],
@@ -112,6 +168,7 @@ pub(crate) struct DeltaRule<'a> {
     /// `[dv]`.
     pub(crate) norm: &'a [f32],
     pub(crate) eps: f32,
+    pub(crate) gate: Gate,
     /// `[nv, dk, dv]`.
     pub(crate) state: &'a mut [f32],
     /// `[rows, nv·dv]`.
@@ -167,8 +224,17 @@ pub(crate) struct Combine<'a> {
     /// The shared expert's output `[rows, hidden]` and gate logit `[rows]`.
     pub(crate) shared: Option<(&'a [f32], &'a [f32])>,
     pub(crate) hidden: usize,
+    /// Overwrites instead of adding.
+    pub(crate) set: bool,
     /// `[rows, hidden]`.
     pub(crate) to: &'a mut [f32],
+}
+
+/// A norm of equal parts of a row.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct GroupNorm {
+    pub(crate) groups: usize,
+    pub(crate) eps: f32,
 }
 
 /// The arithmetic of a host-side backend.
@@ -187,6 +253,12 @@ pub(crate) trait Kernels: Send {
 
     /// See [`Attend`].
     fn attend(&mut self, job: Attend<'_>);
+
+    /// See [`AttendSelected`].
+    fn attend_selected(&mut self, job: AttendSelected<'_>);
+
+    /// See [`PoolKeys`].
+    fn pool_keys(&mut self, job: PoolKeys<'_>);
 
     /// See [`ShortConv`]; rows depend on the rows before them.
     fn short_conv(&mut self, job: ShortConv<'_>);
@@ -214,6 +286,23 @@ pub(crate) trait Kernels: Send {
 
     /// See [`Combine`].
     fn combine(&mut self, job: Combine<'_>);
+
+    /// [`Self::rms_norm`] of each of `groups` equal parts of a row; rows are as wide as `weight`.
+    fn group_norm(&mut self, x: &[f32], weight: &[f32], norm: GroupNorm, out: &mut [f32]);
+
+    /// `x = silu(scale · x)`.
+    fn scaled_silu(&mut self, x: &mut [f32], scale: f32);
+
+    /// `out[r] = (Σ_s sigmoid(mix_s) ∘ n_s) / streams`: `mix` and `n` are `[rows, streams·hidden]`, `out` is
+    /// `[rows, hidden]`.
+    fn stream_mix(&mut self, mix: &[f32], n: &[f32], hidden: usize, out: &mut [f32]);
+
+    /// `to_s += 2·sigmoid(logits_s / streams) · y`: `logits` is `[rows, streams]`, `y` is `[rows, hidden]`, `to` is
+    /// `[rows, streams·hidden]`.
+    fn inject(&mut self, logits: &[f32], y: &[f32], hidden: usize, to: &mut [f32]);
+
+    /// See [`GatedValue`].
+    fn gated_value(&mut self, job: GatedValue<'_>);
 
     /// Bytes of scratch that it holds.
     fn allocated_bytes(&self) -> u64;

@@ -5,15 +5,15 @@
 
 use std::ops::Range;
 
-use quant::BlockType;
 use quant::slot::{ExpertMatrices, SlotMatrix};
+use quant::{BlockType, ScaleType};
 use units::{ExpertKey, LayerIndex, SlotIndex};
 
 use crate::Options;
 use crate::backend::{
-    Activations, Backend, BufferId, ComputeError, DeltaParams, HeadOrder, Heads, KvType,
-    MatrixShape, Op, RecurrentShape, Role, RopeSpec, RouterShape, Row, SequenceId, SequenceShape,
-    SharedOutput, SlotClass, WeightId,
+    Activations, Backend, BufferId, ComputeError, ConvState, DeltaParams, Gate, HeadOrder, Heads,
+    KvType, MatrixShape, Op, RecurrentShape, Role, RopeSpec, RouterShape, Row, SequenceId,
+    SequenceShape, SharedOutput, SlotClass, WeightId,
 };
 
 /// What one check found.
@@ -95,9 +95,9 @@ fn checks() -> Vec<(String, Check)> {
     checks
         .push(("head norm and rotation, attention".to_owned(), Box::new(|b| attention(b, false))));
     checks.push(("gated attention".to_owned(), Box::new(|b| attention(b, true))));
-    for role in [Role::Prompt, Role::Generated] {
-        let name = format!("convolution and delta rule, {role:?} rows");
-        checks.push((name, Box::new(move |backend| delta_net(backend, role))));
+    for (role, gate) in [(Role::Prompt, Gate::Silu), (Role::Generated, Gate::Sigmoid)] {
+        let name = format!("convolution and delta rule, {role:?} rows, {gate:?} gate");
+        checks.push((name, Box::new(move |backend| delta_net(backend, role, gate))));
     }
     checks
 }
@@ -127,6 +127,19 @@ fn blocks(block_type: BlockType, n_in: usize, n_out: usize, seed: u32) -> Vec<u8
             half(block, at);
         }
         match block_type {
+            BlockType::Affine(affine) => {
+                // Of both signs: a negative scale has its bias on the other side.
+                let scale = (1.0 + (i % 64) as f32 / 64.0) * if i % 3 == 0 { -0.01 } else { 0.01 };
+                let width = affine.scales().bytes();
+                write_scale(affine.scales(), scale, &mut block[..width]);
+                write_scale(affine.scales(), -7.0 * scale, &mut block[width..2 * width]);
+            }
+            BlockType::Fp8(scales) => {
+                let (head, codes) = block.split_at_mut(scales.bytes());
+                write_scale(scales, 0.001 * (1 + i % 64) as f32, head);
+                // The largest magnitude instead of NaN.
+                codes.iter_mut().filter(|code| **code & 0x7f == 0x7f).for_each(|code| *code -= 1);
+            }
             BlockType::F32 => block.copy_from_slice(&(i as f32 * 0.37).sin().to_le_bytes()),
             BlockType::Bf16 => block[1] = 0x3c | block[1] & 0x80,
             BlockType::Mxfp4 => block[0] = 120 + block[0] % 8,
@@ -145,12 +158,26 @@ fn blocks(block_type: BlockType, n_in: usize, n_out: usize, seed: u32) -> Vec<u8
 /// Where a block keeps its half-precision scales.
 const fn scale_places(block_type: BlockType) -> &'static [usize] {
     match block_type {
-        BlockType::F32 | BlockType::Bf16 | BlockType::Mxfp4 | BlockType::Iq1M => &[],
+        BlockType::F32
+        | BlockType::Bf16
+        | BlockType::Mxfp4
+        | BlockType::Iq1M
+        | BlockType::Affine(_)
+        | BlockType::Fp8(_) => &[],
         BlockType::Q4_1 | BlockType::Q5_1 | BlockType::Q4K | BlockType::Q5K => &[0, 2],
         BlockType::Q2K => &[80, 82],
         BlockType::Q3K => &[108],
         BlockType::Q6K => &[208],
         _ => &[0],
+    }
+}
+
+/// Writes a scale, cut off where its type is narrower.
+fn write_scale(scales: ScaleType, scale: f32, out: &mut [u8]) {
+    match scales {
+        ScaleType::Bf16 => out.copy_from_slice(&scale.to_le_bytes()[2..]),
+        ScaleType::F16 => out.copy_from_slice(&quant::f32_to_f16(scale).to_le_bytes()),
+        ScaleType::F32 => out.copy_from_slice(&scale.to_le_bytes()),
     }
 }
 
@@ -244,6 +271,8 @@ fn attention(backend: &mut dyn Backend, gated: bool) -> Outcome {
         kv_heads,
         head_dim: dim,
         recurrent: None,
+        extra_conv: None,
+        index: None,
     };
     let sequence = bench.backend.open_sequence(shape)?;
     bench.backend.begin_pass(&rows_of(0..n_rows, sequence, Role::Prompt));
@@ -266,7 +295,7 @@ fn attention(backend: &mut dyn Backend, gated: bool) -> Outcome {
     Ok(bench.read(out, rows, count * dim))
 }
 
-fn delta_net(backend: &mut dyn Backend, role: Role) -> Outcome {
+fn delta_net(backend: &mut dyn Backend, role: Role, gate: Gate) -> Outcome {
     let shape = RecurrentShape {
         layers: 1,
         key_heads: 2,
@@ -283,6 +312,8 @@ fn delta_net(backend: &mut dyn Backend, role: Role) -> Outcome {
         kv_heads: 0,
         head_dim: 0,
         recurrent: Some(shape),
+        extra_conv: None,
+        index: None,
     })?;
     let n_rows = 100_u32;
     let (rows, channels, values) =
@@ -300,8 +331,8 @@ fn delta_net(backend: &mut dyn Backend, role: Role) -> Outcome {
     };
     let conv = bench.backend.alloc_buffer(rows, channels)?;
     let out = bench.backend.alloc_buffer(rows, values)?;
-    bench.backend.record(Op::ShortConv { layer: 0, x, weight, out: conv });
-    bench.backend.record(Op::DeltaRule { layer: 0, conv, z, ba, params, out });
+    bench.backend.record(Op::ShortConv { state: ConvState::Recurrent(0), x, weight, out: conv });
+    bench.backend.record(Op::DeltaRule { layer: 0, conv, z, ba, params, gate, out });
     Ok(bench.read(out, rows, values))
 }
 
@@ -347,7 +378,8 @@ fn experts(backend: &mut dyn Backend, block_type: BlockType) -> Outcome {
     }
     bench.backend.moe(LayerIndex(0), x, router)?;
     bench.backend.record(Op::SiluMul { gate: x, up: y, out: x });
-    bench.backend.record(Op::Combine { router, shared: Some(SharedOutput { y, gate_logit }), to });
+    let shared = Some(SharedOutput { y, gate_logit });
+    bench.backend.record(Op::Combine { router, shared, to, set: false });
     let mut out = bench.read(to, rows, hidden);
     out.extend(
         bench
@@ -368,7 +400,7 @@ mod tests {
         let reports = selftest();
         let wrong: Vec<_> = reports.iter().filter(|report| !report.equal).collect();
         assert!(wrong.is_empty(), "{wrong:#?}");
-        assert!(reports.len() > 250, "only {} checks", reports.len());
+        assert!(reports.len() > 600, "only {} checks", reports.len());
     }
 
     #[test]

@@ -79,6 +79,17 @@ impl Destination {
         })
     }
 
+    /// Cuts it in two after `at` bytes.
+    ///
+    /// # Panics
+    /// If it is shorter.
+    pub(crate) fn split_at(self, at: usize) -> (Self, Self) {
+        let Self { base, len } = self;
+        assert!(at <= len, "{at} of {len} bytes");
+        // SAFETY: as in `chunks`; at the end it is one past the claimed bytes, which are then none.
+        (Self { base, len: at }, Self { base: unsafe { base.add(at) }, len: len - at })
+    }
+
     fn is_aligned(&self) -> bool {
         self.base.addr().get().is_multiple_of(ALIGN)
     }
@@ -168,11 +179,15 @@ impl Split {
 }
 
 fn payload(piece: &Piece) -> Option<Range<u64>> {
-    Some(piece.place..piece.place.checked_add(piece.bytes)?)
+    Some(piece.place..piece.place.checked_add(piece.memory_bytes())?)
 }
 
-/// The payload and what lies around it up to multiples of 4096; none if the piece lies differently on the disk.
+/// The payload and what lies around it up to multiples of 4096; none if the piece lies differently on the disk. What is
+/// put together from several runs of bytes needs no slack.
 fn widen(piece: &Piece) -> Option<Range<u64>> {
+    if piece.blocks.is_some() {
+        return payload(piece);
+    }
     let head = piece.offset % DIRECT_ALIGN;
     if piece.place % DIRECT_ALIGN != head {
         return None;
@@ -205,7 +220,7 @@ mod tests {
     fn pieces(parts: &[(u64, u64, u64)]) -> Pieces {
         let mut pieces = Pieces::default();
         for &(offset, bytes, place) in parts {
-            pieces.push(Piece { file: FileIndex(0), offset, bytes, place });
+            pieces.push(Piece { file: FileIndex(0), offset, bytes, place, blocks: None });
         }
         pieces
     }
@@ -266,5 +281,16 @@ mod tests {
             destination.chunks(300).map(|c| (c.base.addr().get() - base, c.len())).collect();
         assert_eq!(chunks, [(0, 300), (300, 300), (600, 300), (900, 100)]);
         assert_eq!(Destination::leaked(0).chunks(300).count(), 0);
+    }
+
+    #[test]
+    fn halves_lie_behind_each_other() {
+        let whole = Destination::leaked(10);
+        let base = whole.base.addr().get();
+        let (front, back) = whole.split_at(7);
+        assert_eq!((front.base.addr().get() - base, front.len()), (0, 7));
+        assert_eq!((back.base.addr().get() - base, back.len()), (7, 3));
+        assert!(back.split_at(3).1.is_empty());
+        assert!(std::panic::catch_unwind(|| Destination::leaked(1).split_at(2)).is_err());
     }
 }

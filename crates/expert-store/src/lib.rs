@@ -10,11 +10,14 @@
 //!
 //! Data path: [`Store`] (threads) → `queue` (one lock) → `schedule` (who reads what next; pure) → `transfer`
 //! (short reads, retries, alignment) → `reader` (one positional read) → `destination` (the raw memory).
+//!
+//! [`NgramStore`] is a small store of its own: many small rows of one table, all of a pass known before it begins.
 
 mod counters;
 mod destination;
 mod error;
 mod file;
+mod ngram;
 mod queue;
 mod reader;
 mod request;
@@ -29,6 +32,7 @@ pub use counters::{StoreCounters, Traffic};
 pub use destination::Destination;
 pub use error::{ReadError, StoreError};
 pub use file::{DirectMode, FileStatus};
+pub use ngram::{NgramCounters, NgramOptions, NgramStore};
 pub use reader::faulty::{Fault, FaultKind, FaultPlan};
 pub use request::{Completion, Priority, ReadRequest, Ticket};
 pub use resident::ResidentRead;

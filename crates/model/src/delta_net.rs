@@ -1,6 +1,6 @@
 //! Gated DeltaNet (Yang et al. 2024, arXiv:2412.06464): a short convolution, then a recurrent state per value head.
 
-use compute::backend::{Backend, BufferId, ComputeError, Op, RecurrentShape};
+use compute::backend::{Backend, BufferId, ComputeError, ConvState, Op, RecurrentShape};
 
 use crate::layer::Pass;
 use crate::load::DeltaNetWeights;
@@ -44,7 +44,9 @@ pub(crate) fn record(pass: &mut Pass<'_>, layer: usize, weights: &DeltaNetWeight
     pass.mat_mul(weights.qkv, x, qkv);
     pass.mat_mul(weights.gate, x, z);
     pass.mat_mul(weights.ba, x, ba);
-    pass.backend.record(Op::ShortConv { layer, x: qkv, weight: weights.conv, out: conv });
-    pass.backend.record(Op::DeltaRule { layer, conv, z, ba, params: weights.params, out: mixed });
+    let (state, weight) = (ConvState::Recurrent(layer), weights.conv);
+    pass.backend.record(Op::ShortConv { state, x: qkv, weight, out: conv });
+    let (params, gate, out) = (weights.params, pass.geometry.gate, mixed);
+    pass.backend.record(Op::DeltaRule { layer, conv, z, ba, params, gate, out });
     pass.mat_mul(weights.output, mixed, y);
 }

@@ -6,19 +6,23 @@ use units::LayerIndex;
 use crate::attention;
 use crate::delta_net;
 use crate::experts::ExpertStream;
-use crate::load::{LayerWeights, MixerWeights};
+use crate::load::{InputWeights, LayerWeights, MixerWeights};
 use crate::moe;
 use crate::network::{ForwardError, Geometry};
+use crate::ngram::{self, Ngrams};
 use crate::routes::RouteLog;
+use crate::streams;
 
 /// Activation buffers, all `[max_rows, …]`. Layers share them.
 pub(crate) struct Buffers {
-    /// The residual stream, `[hidden]`.
+    /// The residual, `[streams·hidden]`.
     pub(crate) h: BufferId,
     /// A block's normalised input, `[hidden]`.
     pub(crate) x: BufferId,
     /// A block's output, `[hidden]`.
     pub(crate) y: BufferId,
+    pub(crate) streams: Option<streams::Buffers>,
+    pub(crate) ngram: Option<ngram::Buffers>,
     pub(crate) attention: Option<attention::Buffers>,
     pub(crate) delta_net: Option<delta_net::Buffers>,
     pub(crate) moe: moe::Buffers,
@@ -29,6 +33,7 @@ pub(crate) struct Buffers {
 pub(crate) struct Pass<'a> {
     pub(crate) backend: &'a mut dyn Backend,
     pub(crate) experts: &'a mut ExpertStream,
+    pub(crate) ngrams: Option<&'a mut Ngrams>,
     pub(crate) geometry: &'a Geometry,
     pub(crate) buffers: &'a Buffers,
     pub(crate) rope: RopeId,
@@ -37,30 +42,43 @@ pub(crate) struct Pass<'a> {
 }
 
 impl Pass<'_> {
-    /// `h += mixer(norm(h)); h += experts(norm(h))`.
+    /// `h += ngrams(h); h += mixer(norm(h)); h += experts(norm(h))`.
     pub(crate) fn layer(
         &mut self,
         layer: LayerIndex,
         state: usize,
         weights: &LayerWeights,
     ) -> Result<(), ForwardError> {
-        let Buffers { h, x, y, .. } = *self.buffers;
-        let eps = self.geometry.rms_eps;
-        let rows = 0..self.n_rows;
-        self.backend.record(Op::RmsNorm {
-            x: h,
-            weight: weights.pre_norm,
-            eps,
-            out: x,
-            rows: rows.clone(),
-        });
+        if let Some(weights) = &weights.ngram {
+            ngram::run(self, weights)?;
+        }
+        self.take_input(&weights.mixer_input);
         match &weights.mixer {
             MixerWeights::Attention(weights) => attention::record(self, state, weights),
             MixerWeights::DeltaNet(weights) => delta_net::record(self, state, weights),
         }
-        self.backend.record(Op::Add { x: y, to: h });
-        self.backend.record(Op::RmsNorm { x: h, weight: weights.post_norm, eps, out: x, rows });
-        moe::run(self, layer, weights)
+        let Buffers { h, y, .. } = *self.buffers;
+        match &weights.mixer_input {
+            InputWeights::Norm(_) => self.backend.record(Op::Add { x: y, to: h }),
+            InputWeights::Streams(_) => streams::inject(self),
+        }
+        self.take_input(&weights.experts_input);
+        moe::run(self, layer, weights)?;
+        match &weights.experts_input {
+            // The sum went there directly.
+            InputWeights::Norm(_) => {}
+            InputWeights::Streams(_) => streams::inject(self),
+        }
+        Ok(())
+    }
+
+    /// A block's input from the residual into `x`.
+    fn take_input(&mut self, weights: &InputWeights) {
+        let (geometry, buffers) = (self.geometry, self.buffers);
+        streams::record_input(self.backend, geometry, buffers, weights, 0..self.n_rows);
+        if let InputWeights::Streams(weights) = weights {
+            streams::record_logits(self, weights);
+        }
     }
 
     /// `out = weight · x` for all rows of the pass.

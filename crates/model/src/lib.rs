@@ -3,8 +3,9 @@
 //! This crate only *records* operations on a backend and moves experts between the pool, the store and the
 //! backend. It computes nothing itself and owns no activation.
 //!
-//! Start at [`Network::forward`]; a layer is sequenced in `layer.rs`, its two mixers in `attention.rs` and
-//! `delta_net.rs`, its experts in `moe.rs` (what runs) and `experts.rs` (which bytes move).
+//! Start at [`Network::forward`]; a layer is sequenced in `layer.rs`, what it takes from the residual and gives back
+//! in `streams.rs`, its two mixers in `attention.rs` and `delta_net.rs`, its experts in `moe.rs` (what runs) and
+//! `experts.rs` (which bytes move), rows of an n-gram table in `ngram.rs`.
 
 mod attention;
 mod delta_net;
@@ -14,7 +15,9 @@ mod load;
 mod memory;
 mod moe;
 mod network;
+mod ngram;
 mod routes;
+mod streams;
 
 pub use experts::{ExpertCounters, ExpertStream};
 pub use load::LoadError;

@@ -6,7 +6,8 @@
 use std::ops::Range;
 
 use checkpoint::{
-    DeltaNetBa, DeltaNetInput, DeltaNetShape, DeltaNetTensors, MixerTensors, Model, TensorInfo,
+    AttentionTensors, DeltaNetBa, DeltaNetInput, DeltaNetShape, DeltaNetTensors, InputTensors,
+    LayerTensors, MixerTensors, Model, StreamTensors, TensorInfo, ValueMap,
 };
 use compute::backend::{Backend, ComputeError, DeltaParams, MatrixShape, WeightId};
 use expert_store::{ReadError, Store};
@@ -43,17 +44,41 @@ pub enum LoadError {
 /// Everything that stays in memory, by layer.
 pub(crate) struct Weights {
     pub(crate) embed: WeightId,
-    pub(crate) output_norm: WeightId,
+    pub(crate) head_input: InputWeights,
     pub(crate) output: WeightId,
     pub(crate) layers: Vec<LayerWeights>,
 }
 
 pub(crate) struct LayerWeights {
-    pub(crate) pre_norm: WeightId,
-    pub(crate) post_norm: WeightId,
+    pub(crate) ngram: Option<NgramWeights>,
+    pub(crate) mixer_input: InputWeights,
+    pub(crate) experts_input: InputWeights,
     pub(crate) mixer: MixerWeights,
     pub(crate) router: WeightId,
     pub(crate) shared: Option<SharedWeights>,
+}
+
+/// How a block takes its input from the residual, and gives its output back.
+pub(crate) enum InputWeights {
+    Norm(WeightId),
+    Streams(StreamWeights),
+}
+
+pub(crate) struct StreamWeights {
+    pub(crate) norm: WeightId,
+    pub(crate) down: WeightId,
+    pub(crate) up: WeightId,
+    /// None before the head.
+    pub(crate) inject: Option<WeightId>,
+}
+
+pub(crate) struct NgramWeights {
+    pub(crate) key: WeightId,
+    pub(crate) value: WeightId,
+    pub(crate) key_norm: WeightId,
+    pub(crate) query_norm: WeightId,
+    pub(crate) conv_norm: WeightId,
+    pub(crate) conv: WeightId,
 }
 
 pub(crate) enum MixerWeights {
@@ -66,6 +91,14 @@ pub(crate) struct AttentionWeights {
     pub(crate) k: WeightId,
     pub(crate) v: WeightId,
     pub(crate) output: WeightId,
+    pub(crate) q_norm: WeightId,
+    pub(crate) k_norm: WeightId,
+    pub(crate) indexer: Option<IndexerWeights>,
+}
+
+pub(crate) struct IndexerWeights {
+    pub(crate) q: WeightId,
+    pub(crate) k: WeightId,
     pub(crate) q_norm: WeightId,
     pub(crate) k_norm: WeightId,
 }
@@ -101,28 +134,63 @@ impl Loader<'_> {
         let embed = self.matrix(&tensors.embed)?;
         let tied = tensors.output.name == tensors.embed.name;
         let output = if tied { embed } else { self.matrix(&tensors.output)? };
-        let output_norm = self.vector(&tensors.output_norm)?;
+        let head_input = self.input(&tensors.head_input)?;
         let delta_net = model.config.delta_net;
-        let layers = tensors.layers.iter().map(|layer| {
-            let shared = match &layer.shared {
-                Some(shared) => Some(SharedWeights {
-                    gate_inp: self.vector(&shared.gate_inp)?,
-                    gate: self.matrix(&shared.gate)?,
-                    up: self.matrix(&shared.up)?,
-                    down: self.matrix(&shared.down)?,
-                }),
-                None => None,
-            };
-            Ok(LayerWeights {
-                pre_norm: self.vector(&layer.pre_norm)?,
-                post_norm: self.vector(&layer.post_norm)?,
-                mixer: self.mixer(&layer.mixer, delta_net)?,
-                router: self.matrix(&layer.router)?,
-                shared,
-            })
-        });
+        let layers = tensors.layers.iter().map(|layer| self.layer(layer, delta_net));
         let layers = layers.collect::<Result<_, LoadError>>()?;
-        Ok(Weights { embed, output_norm, output, layers })
+        Ok(Weights { embed, head_input, output, layers })
+    }
+
+    fn layer(
+        &mut self,
+        layer: &LayerTensors,
+        delta_net: Option<DeltaNetShape>,
+    ) -> Result<LayerWeights, LoadError> {
+        let ngram = match &layer.ngram {
+            Some(t) => Some(NgramWeights {
+                key: self.matrix(&t.key)?,
+                value: self.matrix(&t.value)?,
+                key_norm: self.vector(&t.key_norm)?,
+                query_norm: self.vector(&t.query_norm)?,
+                conv_norm: self.vector(&t.conv_norm)?,
+                conv: self.vector(&t.conv)?,
+            }),
+            None => None,
+        };
+        let shared = match &layer.shared {
+            Some(shared) => Some(SharedWeights {
+                gate_inp: self.vector(&shared.gate_inp)?,
+                gate: self.matrix(&shared.gate)?,
+                up: self.matrix(&shared.up)?,
+                down: self.matrix(&shared.down)?,
+            }),
+            None => None,
+        };
+        Ok(LayerWeights {
+            ngram,
+            mixer_input: self.input(&layer.mixer_input)?,
+            experts_input: self.input(&layer.experts_input)?,
+            mixer: self.mixer(&layer.mixer, delta_net)?,
+            router: self.matrix(&layer.router)?,
+            shared,
+        })
+    }
+
+    fn input(&mut self, input: &InputTensors) -> Result<InputWeights, LoadError> {
+        match input {
+            InputTensors::Norm(norm) => self.vector(norm).map(InputWeights::Norm),
+            InputTensors::Streams(StreamTensors { norm, down, up, inject }) => {
+                Ok(InputWeights::Streams(StreamWeights {
+                    norm: self.vector(norm)?,
+                    down: self.matrix(down)?,
+                    up: self.matrix(up)?,
+                    inject: match inject {
+                        Some(inject) => Some(self.matrix(inject)?),
+                        None => None,
+                    },
+                }))
+            }
+        }
     }
 
     fn mixer(
@@ -131,20 +199,34 @@ impl Loader<'_> {
         shape: Option<DeltaNetShape>,
     ) -> Result<MixerWeights, LoadError> {
         match mixer {
-            MixerTensors::Attention(t) => Ok(MixerWeights::Attention(AttentionWeights {
-                q: self.matrix(&t.q)?,
-                k: self.matrix(&t.k)?,
-                v: self.matrix(&t.v)?,
-                output: self.matrix(&t.output)?,
-                q_norm: self.vector(&t.q_norm)?,
-                k_norm: self.vector(&t.k_norm)?,
-            })),
+            MixerTensors::Attention(t) => self.attention(t).map(MixerWeights::Attention),
             MixerTensors::DeltaNet(t) => {
                 let shape =
                     shape.expect("a checkpoint with DeltaNet layers was bound with their shape");
                 self.delta_net(t, &RowOrder::of(&shape)).map(MixerWeights::DeltaNet)
             }
         }
+    }
+
+    fn attention(&mut self, t: &AttentionTensors) -> Result<AttentionWeights, LoadError> {
+        let indexer = match &t.indexer {
+            Some(t) => Some(IndexerWeights {
+                q: self.matrix(&t.q)?,
+                k: self.matrix(&t.k)?,
+                q_norm: self.vector(&t.q_norm)?,
+                k_norm: self.vector(&t.k_norm)?,
+            }),
+            None => None,
+        };
+        Ok(AttentionWeights {
+            q: self.matrix(&t.q)?,
+            k: self.matrix(&t.k)?,
+            v: self.matrix(&t.v)?,
+            output: self.matrix(&t.output)?,
+            q_norm: self.vector(&t.q_norm)?,
+            k_norm: self.vector(&t.k_norm)?,
+            indexer,
+        })
     }
 
     fn delta_net(
@@ -218,7 +300,11 @@ impl Loader<'_> {
     fn vector(&mut self, tensor: &TensorInfo) -> Result<WeightId, LoadError> {
         let values = self.decoded(tensor)?;
         if let Some((index, &value)) = values.iter().enumerate().find(|(_, v)| !v.is_finite()) {
-            return Err(LoadError::NotFinite { tensor: tensor.name.clone(), index, value });
+            return Err(LoadError::NotFinite {
+                tensor: tensor.spelling().to_owned(),
+                index,
+                value,
+            });
         }
         let shape = MatrixShape { n_out: 1, n_in: values.len(), block_type: BlockType::F32 };
         self.float_weight(&values, shape)
@@ -233,12 +319,22 @@ impl Loader<'_> {
 
     fn decoded(&mut self, tensor: &TensorInfo) -> Result<Vec<f32>, LoadError> {
         let mut bytes = vec![0; tensor.bytes as usize];
-        self.store
-            .read_blocking(tensor.file, tensor.offset, &mut bytes)
-            .map_err(|source| read_error(tensor, source))?;
+        let rows = tensor.bytes / tensor.row_bytes();
+        for piece in tensor.pieces(0..rows) {
+            let out = &mut bytes[piece.place as usize..][..piece.memory_bytes() as usize];
+            self.store.read_piece(piece, out).map_err(|source| read_error(tensor, source))?;
+        }
         (self.progress)(tensor.bytes);
         let mut values = vec![0.0; tensor.shape.iter().product::<u64>() as usize];
         quant::decode_row(tensor.block_type, &bytes, &mut values);
+        match tensor.map() {
+            ValueMap::Plain => {}
+            ValueMap::PlusOne => values.iter_mut().for_each(|x| *x += 1.0),
+            // In double precision: once, when a model is loaded.
+            ValueMap::NegExp => {
+                values.iter_mut().for_each(|x| *x = -libm::exp(f64::from(*x)) as f32);
+            }
+        }
         Ok(values)
     }
 
@@ -250,20 +346,22 @@ impl Loader<'_> {
         weight: WeightId,
         place: usize,
     ) -> Result<usize, LoadError> {
-        let (_, n_in) = matrix_shape(tensor);
-        let row_bytes = tensor.block_type.row_bytes(n_in).expect("bind() checked the row length");
-        let offset = tensor.offset + (run.start * row_bytes) as u64;
-        let destination =
-            crate::memory::weight_bytes(self.backend, weight, place, run.len() * row_bytes);
-        self.store
-            .read_blocking(tensor.file, offset, destination)
-            .map_err(|source| read_error(tensor, source))?;
-        Ok(run.len() * row_bytes)
+        let mut bytes = 0;
+        for piece in tensor.pieces(run.start as u64..run.end as u64) {
+            let len = piece.memory_bytes() as usize;
+            let start = place + piece.place as usize;
+            let destination = crate::memory::weight_bytes(self.backend, weight, start, len);
+            self.store
+                .read_piece(piece, destination)
+                .map_err(|source| read_error(tensor, source))?;
+            bytes += len;
+        }
+        Ok(bytes)
     }
 }
 
 fn read_error(tensor: &TensorInfo, source: ReadError) -> LoadError {
-    LoadError::Read { tensor: tensor.name.clone(), source }
+    LoadError::Read { tensor: tensor.spelling().to_owned(), source }
 }
 
 /// `(rows, values in a row)`; a vector is one row.

@@ -6,13 +6,14 @@
 
 use std::ptr::NonNull;
 
-use checkpoint::{MixerTensors, Model, ModelConfig, TensorInfo};
+use checkpoint::{InputTensors, LayerTensors, MixerTensors, Model, ModelConfig, TensorInfo};
 use compute::backend::{Backend, KvType, WeightId};
-use expert_store::Destination;
+use expert_store::{Destination, NgramStore};
 
 use crate::attention;
 use crate::delta_net;
 use crate::network::Geometry;
+use crate::ngram;
 
 /// A named amount of memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,48 +68,89 @@ pub(crate) fn copy_of_slot((base, len): (NonNull<u8>, usize)) -> Vec<u8> {
 
 /// What stays in memory whatever happens, by part.
 pub fn resident_terms(model: &Model) -> Vec<NamedBytes> {
-    let (mut attention, mut delta_net, mut shared, mut router) = (0, 0, 0, 0);
-    let mut norms = vector_bytes(&model.tensors.output_norm);
-    for layer in &model.tensors.layers {
-        norms += vector_bytes(&layer.pre_norm) + vector_bytes(&layer.post_norm);
-        router += matrix_bytes(&layer.router);
-        if let Some(s) = &layer.shared {
-            shared += vector_bytes(&s.gate_inp)
-                + matrix_bytes(&s.gate)
-                + matrix_bytes(&s.up)
-                + matrix_bytes(&s.down);
-        }
-        match &layer.mixer {
-            MixerTensors::Attention(t) => {
-                attention += [&t.q, &t.k, &t.v, &t.output].map(matrix_bytes).iter().sum::<u64>();
-                norms += vector_bytes(&t.q_norm) + vector_bytes(&t.k_norm);
-            }
-            MixerTensors::DeltaNet(t) => {
-                delta_net += matrix_bytes(&t.output);
-                delta_net +=
-                    [&t.conv, &t.dt_bias, &t.a, &t.norm].map(vector_bytes).iter().sum::<u64>();
-                delta_net += crate::load::delta_net_matrices(t)
-                    .map(|(bytes, _)| page_rounded(bytes))
-                    .sum::<u64>();
-            }
-        }
-    }
+    let mut parts = Parts::default();
+    parts.input(&model.tensors.head_input);
+    model.tensors.layers.iter().for_each(|layer| parts.layer(layer));
     let embed = matrix_bytes(&model.tensors.embed);
     let tied = model.tensors.output.name == model.tensors.embed.name;
     let output = if tied { 0 } else { matrix_bytes(&model.tensors.output) };
     [
         ("token embedding", embed),
         ("output head", output),
-        ("attention", attention),
-        ("DeltaNet", delta_net),
-        ("shared experts", shared),
-        ("routers", router),
-        ("norms", norms),
+        ("attention", parts.attention),
+        ("DeltaNet", parts.delta_net),
+        ("shared experts", parts.shared),
+        ("routers", parts.router),
+        ("norms", parts.norms),
+        ("stream mixing", parts.streams),
+        ("n-gram block", parts.ngram),
     ]
     .into_iter()
     .filter(|(_, bytes)| *bytes > 0)
     .map(|(name, bytes)| NamedBytes { name, bytes })
     .collect()
+}
+
+/// Resident bytes of layers, as they lie in memory.
+#[derive(Default)]
+struct Parts {
+    attention: u64,
+    delta_net: u64,
+    shared: u64,
+    router: u64,
+    norms: u64,
+    streams: u64,
+    ngram: u64,
+}
+
+impl Parts {
+    fn input(&mut self, input: &InputTensors) {
+        match input {
+            InputTensors::Norm(norm) => self.norms += vector_bytes(norm),
+            InputTensors::Streams(t) => {
+                self.streams += vector_bytes(&t.norm)
+                    + matrix_bytes(&t.down)
+                    + matrix_bytes(&t.up)
+                    + t.inject.as_ref().map_or(0, matrix_bytes);
+            }
+        }
+    }
+
+    fn layer(&mut self, layer: &LayerTensors) {
+        self.input(&layer.mixer_input);
+        self.input(&layer.experts_input);
+        self.router += matrix_bytes(&layer.router);
+        if let Some(t) = &layer.ngram {
+            self.ngram += matrix_bytes(&t.key) + matrix_bytes(&t.value);
+            let vectors = [&t.key_norm, &t.query_norm, &t.conv_norm, &t.conv];
+            self.ngram += vectors.map(vector_bytes).iter().sum::<u64>();
+        }
+        if let Some(s) = &layer.shared {
+            self.shared += vector_bytes(&s.gate_inp)
+                + matrix_bytes(&s.gate)
+                + matrix_bytes(&s.up)
+                + matrix_bytes(&s.down);
+        }
+        match &layer.mixer {
+            MixerTensors::Attention(t) => {
+                self.attention +=
+                    [&t.q, &t.k, &t.v, &t.output].map(matrix_bytes).iter().sum::<u64>();
+                self.norms += vector_bytes(&t.q_norm) + vector_bytes(&t.k_norm);
+                if let Some(t) = &t.indexer {
+                    self.attention += matrix_bytes(&t.q) + matrix_bytes(&t.k);
+                    self.norms += vector_bytes(&t.q_norm) + vector_bytes(&t.k_norm);
+                }
+            }
+            MixerTensors::DeltaNet(t) => {
+                self.delta_net += matrix_bytes(&t.output);
+                self.delta_net +=
+                    [&t.conv, &t.dt_bias, &t.a, &t.norm].map(vector_bytes).iter().sum::<u64>();
+                self.delta_net += crate::load::delta_net_matrices(t)
+                    .map(|(bytes, _)| page_rounded(bytes))
+                    .sum::<u64>();
+            }
+        }
+    }
 }
 
 /// A weight occupies whole pages.
@@ -125,34 +167,59 @@ fn vector_bytes(tensor: &TensorInfo) -> u64 {
     page_rounded(4 * tensor.shape.iter().product::<u64>())
 }
 
-/// KV cache of one position over all attention layers.
+/// KV cache of one position over all attention layers, with what an indexer and an n-gram table remember of it.
 pub fn kv_bytes_per_token(config: &ModelConfig, kv: KvType) -> u64 {
     let width = match kv {
         KvType::F16 => 2,
         KvType::F32 => 4,
     };
     let geometry = Geometry::of(config);
-    geometry.kv_layers as u64 * 2 * u64::from(config.kv_heads) * u64::from(config.head_dim) * width
+    let layers = geometry.kv_layers as u64;
+    let index = geometry.attention.index.map_or(0, |index| {
+        // A key of its own, and its share of the block's.
+        let [_, key] = index.widths();
+        (key + key.div_ceil(index.ratio)) as u64
+    });
+    let heads = 2 * u64::from(config.kv_heads) * u64::from(config.head_dim);
+    let token = if geometry.ngram.is_some() { 4 } else { 0 };
+    layers * (heads + index) * width + token
 }
 
 /// Recurrent state of one sequence: delta-rule matrices and convolution inputs, f32.
 pub fn recurrent_bytes(config: &ModelConfig) -> u64 {
-    Geometry::of(config).recurrent.map_or(0, |shape| {
+    let geometry = Geometry::of(config);
+    let recurrent = geometry.recurrent.map_or(0, |shape| {
         let state = shape.value_heads * shape.key_dim * shape.value_dim;
         let conv = (shape.conv_kernel - 1) * shape.conv_channels();
-        4 * (shape.layers * (state + conv)) as u64
-    })
+        shape.layers * (state + conv)
+    });
+    let extra = geometry.ngram.map_or(0, |shape| shape.conv.count * shape.conv.state_len());
+    4 * (recurrent + extra) as u64
 }
 
 /// Activation memory of a pass of `rows` rows that may ask for `logit_rows` rows of logits.
-pub fn scratch_terms(config: &ModelConfig, rows: u32, logit_rows: u32) -> Vec<NamedBytes> {
+pub fn scratch_terms(model: &Model, rows: u32, logit_rows: u32) -> Vec<NamedBytes> {
+    let config = &model.config;
     let geometry = Geometry::of(config);
     let rows = u64::from(rows);
     let per_row = |widths: &[usize]| 4 * rows * widths.iter().sum::<usize>() as u64;
-    let mut terms =
-        vec![NamedBytes { name: "residual stream", bytes: per_row(&[geometry.hidden; 3]) }];
+    let residual = geometry.residual_width();
+    let bytes = per_row(&[residual, geometry.hidden, geometry.hidden]);
+    let mut terms = vec![NamedBytes { name: "residual stream", bytes }];
+    if let Some(shape) = &geometry.streams {
+        let bytes = per_row(&shape.widths(geometry.hidden));
+        terms.push(NamedBytes { name: "stream mixing", bytes });
+    }
+    if let (Some(shape), Some(table)) = (&geometry.ngram, &model.ngram_table) {
+        let reads = NgramStore::pass_bytes(table.row_bytes(), rows, shape.heads as u64);
+        // Decoded rows of a block, here and on their way to the backend.
+        let blocks = 2 * 4 * (ngram::BLOCK * shape.width) as u64;
+        let bytes = per_row(&shape.widths()) + reads + 8 * rows * shape.heads as u64 + blocks;
+        terms.push(NamedBytes { name: "n-gram rows", bytes });
+    }
     if geometry.kv_layers > 0 {
-        let bytes = per_row(&geometry.attention.widths());
+        let index = geometry.attention.index.map_or([0; 2], |index| index.widths());
+        let bytes = per_row(&geometry.attention.widths()) + per_row(&index);
         terms.push(NamedBytes { name: "attention rows", bytes });
     }
     if let Some(shape) = &geometry.recurrent {
@@ -169,9 +236,14 @@ pub fn scratch_terms(config: &ModelConfig, rows: u32, logit_rows: u32) -> Vec<Na
     terms.push(NamedBytes { name: "expert outputs", bytes: outputs });
     let inner = 4 * pairs * 2 * router.expert_width as u64;
     terms.push(NamedBytes { name: "expert insides", bytes: inner });
-    let widest = attention::Shape::of(config).widths()[3].max(geometry.hidden) as u64;
-    let quantised = (rows * widest + pairs * router.expert_width as u64) * 3 / 2;
-    terms.push(NamedBytes { name: "8-bit activations", bytes: quantised });
+    let mixed = geometry.recurrent.as_ref().map_or(0, |shape| delta_net::widths(shape)[4]);
+    let inputs = [geometry.hidden, attention::Shape::of(config).widths()[3], mixed, residual];
+    let widest = inputs.into_iter().fold(geometry.shared_width.unwrap_or(0), usize::max) as u64;
+    let inner = pairs * router.expert_width as u64;
+    // Gate and up matrices may need blocks of different sizes. In blocks of 32, the smallest, a value takes a byte and
+    // an eighth each for its share of a scale and of a group sum.
+    let values = rows * (widest + 2 * router.hidden as u64) + inner;
+    terms.push(NamedBytes { name: "8-bit activations", bytes: values + values.div_ceil(4) });
     let logits = 4 * u64::from(logit_rows) * u64::from(config.vocab);
     terms.push(NamedBytes { name: "logits", bytes: logits });
     terms

@@ -8,7 +8,7 @@ use compute::backend::{Backend, BufferId, ComputeError, Moe, Op, SharedOutput};
 use units::LayerIndex;
 
 use crate::layer::Pass;
-use crate::load::{LayerWeights, SharedWeights};
+use crate::load::{InputWeights, LayerWeights, SharedWeights};
 use crate::network::{ForwardError, Geometry};
 
 #[derive(Clone, Copy)]
@@ -45,13 +45,13 @@ impl Buffers {
     }
 }
 
-/// `h += Σ w·expert(x) + sigmoid(g)·shared(x)`.
+/// `Σ w·expert(x) + sigmoid(g)·shared(x)`, added to the residual where that is one stream, else to `y`.
 pub(crate) fn run(
     pass: &mut Pass<'_>,
     layer: LayerIndex,
     weights: &LayerWeights,
 ) -> Result<(), ForwardError> {
-    let (x, h, router) = (pass.buffers.x, pass.buffers.h, pass.buffers.router);
+    let (x, router) = (pass.buffers.x, pass.buffers.router);
     let Buffers { logits, shared } = pass.buffers.moe;
     pass.mat_mul(weights.router, x, logits);
     pass.backend.record(Op::Route { logits, router, normalize: pass.geometry.norm_topk });
@@ -79,7 +79,12 @@ pub(crate) fn run(
             }
         }
     }
-    pass.backend.record(Op::Combine { router, shared: shared.map(|s| s.output), to: h });
+    let shared = shared.map(|s| s.output);
+    let (to, set) = match &weights.experts_input {
+        InputWeights::Norm(_) => (pass.buffers.h, false),
+        InputWeights::Streams(_) => (pass.buffers.y, true),
+    };
+    pass.backend.record(Op::Combine { router, shared, to, set });
     Ok(())
 }
 

@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use checkpoint::{LayerKind, Model, ModelConfig};
+use checkpoint::{GateActivation, LayerKind, Model, ModelConfig};
 use compute::backend::{
-    Backend, BufferId, ComputeError, MatrixShape, Op, RecurrentShape, Role, RopeId, RopeSpec,
+    Backend, BufferId, ComputeError, Gate, MatrixShape, Op, RecurrentShape, Role, RopeId, RopeSpec,
     RouterShape, Row, SequenceId, SequenceShape, SlotClass, SnapshotId, Yarn,
 };
-use expert_store::ReadError;
+use expert_store::{NgramCounters, NgramStore, ReadError};
 use slot_pool::PoolError;
 use units::{ExpertKey, LayerIndex};
 
@@ -17,7 +17,9 @@ use crate::experts::ExpertStream;
 use crate::layer::{Buffers, Pass};
 use crate::load::{LoadError, Loader, Weights};
 use crate::moe;
+use crate::ngram::{self, Ngrams};
 use crate::routes::RouteLog;
+use crate::streams;
 
 /// Rows of logits computed at once: a head of 150,000 words takes 0.6 MB a row.
 const LOGIT_BLOCK: usize = 16;
@@ -33,6 +35,12 @@ pub enum ForwardError {
     Read {
         /// The expert.
         key: ExpertKey,
+        /// What happened.
+        source: ReadError,
+    },
+    /// Rows of the n-gram table could not be read.
+    #[error("rows of the n-gram table: {source}")]
+    Ngram {
         /// What happened.
         source: ReadError,
     },
@@ -81,6 +89,11 @@ pub(crate) struct Geometry {
     pub(crate) attention: attention::Shape,
     pub(crate) kv_layers: usize,
     pub(crate) recurrent: Option<RecurrentShape>,
+    /// Of the delta rule's output.
+    pub(crate) gate: Gate,
+    /// None: one.
+    pub(crate) streams: Option<streams::Shape>,
+    pub(crate) ngram: Option<ngram::Shape>,
     pub(crate) router: RouterShape,
 }
 
@@ -101,21 +114,38 @@ impl Geometry {
                 },
             }
         });
+        let streams = config.hyper.map(|shape| streams::Shape {
+            count: shape.streams as usize,
+            rank: shape.rank as usize,
+        });
+        let hidden = config.hidden as usize;
+        let channels = hidden * streams.map_or(1, |shape| shape.count);
         Self {
-            hidden: config.hidden as usize,
+            hidden,
             rms_eps: config.rms_eps,
             norm_topk: config.norm_topk,
             shared_width: config.shared_width.map(|width| width as usize),
             attention: attention::Shape::of(config),
             kv_layers: count(LayerKind::Attention),
             recurrent,
+            gate: match config.delta_net.map(|shape| shape.gate) {
+                Some(GateActivation::Sigmoid) => Gate::Sigmoid,
+                Some(GateActivation::Silu) | None => Gate::Silu,
+            },
+            streams,
+            ngram: config.ngram.as_ref().map(|shape| ngram::Shape::of(shape, channels)),
             router: RouterShape {
                 n_experts: config.n_experts as usize,
                 top_k: config.top_k as usize,
-                hidden: config.hidden as usize,
+                hidden,
                 expert_width: config.expert_width as usize,
             },
         }
+    }
+
+    /// Values of a row of the residual.
+    pub(crate) fn residual_width(&self) -> usize {
+        self.hidden * self.streams.map_or(1, |shape| shape.count)
     }
 }
 
@@ -147,6 +177,7 @@ pub enum LogitRows {
 pub struct Network {
     // Dropped in this order: the store inside `experts` joins its readers before the backend frees the slots.
     experts: ExpertStream,
+    ngrams: Option<Ngrams>,
     backend: Box<dyn Backend>,
     config: ModelConfig,
     geometry: Geometry,
@@ -163,18 +194,27 @@ pub struct Network {
 impl Network {
     /// Loads the resident weights and reserves buffers and slots.
     ///
-    /// `progress` is called with the bytes of every tensor that has arrived.
+    /// `ngrams` is there if the model has an n-gram table. `progress` is called with the bytes of every tensor that has
+    /// arrived.
     ///
     /// # Errors
     /// A tensor cannot be read or holds NaN, or memory runs out.
+    ///
+    /// # Panics
+    /// If the model has an n-gram table and its store is missing.
     pub fn load(
         model: &Model,
         mut backend: Box<dyn Backend>,
         experts: ExpertStream,
+        ngrams: Option<NgramStore>,
         options: NetworkOptions,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self, LoadError> {
         let geometry = Geometry::of(&model.config);
+        let ngrams = model.config.ngram.clone().map(|shape| {
+            let store = ngrams.expect("the model has an n-gram table");
+            Ngrams::new(store, shape, options.max_rows)
+        });
         let (store, rms_eps) = (experts.store(), geometry.rms_eps);
         let weights = Loader { backend: &mut *backend, store, rms_eps, progress }.load(model)?;
         let buffers = alloc_buffers(&mut *backend, options.max_rows, &geometry)?;
@@ -184,6 +224,7 @@ impl Network {
         backend.alloc_slots(&options.slots)?;
         Ok(Self {
             experts,
+            ngrams,
             backend,
             config: model.config.clone(),
             geometry,
@@ -212,6 +253,11 @@ impl Network {
         &self.experts
     }
 
+    /// Rows of the n-gram table so far; nothing if the model has none.
+    pub fn ngram_counters(&self) -> NgramCounters {
+        self.ngrams.as_ref().map(Ngrams::counters).unwrap_or_default()
+    }
+
     /// The backend's name.
     pub fn backend_name(&self) -> &'static str {
         self.backend.name()
@@ -227,13 +273,21 @@ impl Network {
     /// # Errors
     /// [`ComputeError::OutOfMemory`].
     pub fn open_sequence(&mut self) -> Result<SequenceId, ComputeError> {
-        self.backend.open_sequence(SequenceShape {
-            context_tokens: self.options.context_tokens,
-            kv_layers: self.geometry.kv_layers,
-            kv_heads: self.geometry.attention.key.count,
-            head_dim: self.geometry.attention.key.dim,
-            recurrent: self.geometry.recurrent,
-        })
+        let geometry = &self.geometry;
+        let context_tokens = self.options.context_tokens;
+        let sequence = self.backend.open_sequence(SequenceShape {
+            context_tokens,
+            kv_layers: geometry.kv_layers,
+            kv_heads: geometry.attention.key.count,
+            head_dim: geometry.attention.key.dim,
+            recurrent: geometry.recurrent,
+            extra_conv: geometry.ngram.map(|shape| shape.conv),
+            index: geometry.attention.index.map(|index| index.cache(geometry.kv_layers)),
+        })?;
+        if let Some(ngrams) = &mut self.ngrams {
+            ngrams.open_sequence(sequence, context_tokens);
+        }
+        Ok(sequence)
     }
 
     /// Empties a sequence.
@@ -272,6 +326,9 @@ impl Network {
         sink: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), ForwardError> {
         self.check(rows)?;
+        if let Some(ngrams) = &mut self.ngrams {
+            ngrams.request(rows);
+        }
         self.backend.begin_pass(rows);
         if let Some(log) = &mut self.routes {
             log.begin_pass(rows.len());
@@ -297,13 +354,21 @@ impl Network {
         let mut pass = Pass {
             backend: &mut *self.backend,
             experts: &mut self.experts,
+            ngrams: self.ngrams.as_mut(),
             geometry: &self.geometry,
             buffers: &self.buffers,
             rope: self.rope,
             n_rows,
             routes: self.routes.as_mut(),
         };
-        pass.backend.record(Op::Embed { table: self.weights.embed, out: self.buffers.h });
+        let (table, h, x) = (self.weights.embed, self.buffers.h, self.buffers.x);
+        match self.geometry.streams {
+            None => pass.backend.record(Op::Embed { table, out: h }),
+            Some(_) => {
+                pass.backend.record(Op::Embed { table, out: x });
+                pass.backend.record(Op::Repeat { x, out: h });
+            }
+        }
         let (mut kv, mut recurrent) = (0, 0);
         for (layer, (kind, weights)) in
             self.config.layers.iter().zip(&self.weights.layers).enumerate()
@@ -324,10 +389,14 @@ impl Network {
         block: Range<usize>,
         sink: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), ForwardError> {
-        let Buffers { h, x, .. } = self.buffers;
-        let (weight, eps) = (self.weights.output_norm, self.geometry.rms_eps);
-        self.backend.record(Op::RmsNorm { x: h, weight, eps, out: x, rows: block.clone() });
-        let (weight, out) = (self.weights.output, self.logits);
+        streams::record_input(
+            &mut *self.backend,
+            &self.geometry,
+            &self.buffers,
+            &self.weights.head_input,
+            block.clone(),
+        );
+        let (weight, x, out) = (self.weights.output, self.buffers.x, self.logits);
         self.backend.record(Op::MatMul { weight, x, out, rows: 0..block.len() });
         for (row, source) in block.enumerate() {
             self.backend.read_back(self.logits, row, &mut self.host_logits);
@@ -371,7 +440,15 @@ fn alloc_buffers(
     rows: usize,
     geometry: &Geometry,
 ) -> Result<Buffers, ComputeError> {
-    let hidden = geometry.hidden;
+    let (hidden, residual) = (geometry.hidden, geometry.residual_width());
+    let streams = match geometry.streams {
+        Some(shape) => Some(streams::Buffers::alloc(backend, rows, shape, hidden)?),
+        None => None,
+    };
+    let ngram = match &geometry.ngram {
+        Some(shape) => Some(ngram::Buffers::alloc(backend, rows, shape)?),
+        None => None,
+    };
     let attention = match geometry.kv_layers {
         0 => None,
         _ => Some(attention::Buffers::alloc(backend, rows, geometry)?),
@@ -381,9 +458,11 @@ fn alloc_buffers(
         None => None,
     };
     Ok(Buffers {
-        h: backend.alloc_buffer(rows, hidden)?,
+        h: backend.alloc_buffer(rows, residual)?,
         x: backend.alloc_buffer(rows, hidden)?,
         y: backend.alloc_buffer(rows, hidden)?,
+        streams,
+        ngram,
         attention,
         delta_net,
         moe: moe::Buffers::alloc(backend, rows, geometry)?,

@@ -2,21 +2,31 @@
 
 use std::fmt;
 
+use crate::affine::{Affine, ScaleType};
+
 macro_rules! block_types {
     ($($(#[$doc:meta])* $variant:ident = $id:literal, $name:literal, $len:literal, $bytes:literal;)*) => {
-        /// How the values of a weight are stored: the GGML types that people ship.
+        /// How the values of a weight are stored: the GGML types that people ship, and those of MLX and FP8
+        /// checkpoints.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum BlockType {
             $($(#[$doc])* $variant,)*
+            /// MLX's affine quantisation; see [`Affine`].
+            Affine(Affine),
+            /// Blocks of 128 8-bit floats (E4M3) behind a scale of this type. Value: `scale · float`.
+            Fp8(ScaleType),
         }
 
         impl BlockType {
-            /// Every type.
-            pub const ALL: [Self; 23] = [$(Self::$variant,)*];
+            /// The types that GGUF files can name.
+            pub const GGML: [Self; 23] = [$(Self::$variant,)*];
 
-            /// The type's number in GGUF files.
-            pub const fn ggml_id(self) -> u32 {
-                match self { $(Self::$variant => $id,)* }
+            /// The type's number in GGUF files, if it has one.
+            pub const fn ggml_id(self) -> Option<u32> {
+                match self {
+                    $(Self::$variant => Some($id),)*
+                    Self::Affine(_) | Self::Fp8(_) => None,
+                }
             }
 
             /// The type with this number in GGUF files, if it is one of ours.
@@ -24,19 +34,33 @@ macro_rules! block_types {
                 match id { $($id => Some(Self::$variant),)* _ => None }
             }
 
-            /// The name that GGML gives it.
+            /// The name that GGML gives it, or ours: `MLX4/64` is MLX's 4 bit in groups of 64.
             pub const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $name,)* }
+                match self {
+                    $(Self::$variant => $name,)*
+                    Self::Affine(affine) => affine.name(),
+                    Self::Fp8(ScaleType::Bf16) => "FP8-BF16",
+                    Self::Fp8(ScaleType::F16) => "FP8-F16",
+                    Self::Fp8(ScaleType::F32) => "FP8-F32",
+                }
             }
 
             /// Values in a block.
             pub const fn block_len(self) -> usize {
-                match self { $(Self::$variant => $len,)* }
+                match self {
+                    $(Self::$variant => $len,)*
+                    Self::Affine(affine) => affine.group(),
+                    Self::Fp8(_) => 128,
+                }
             }
 
             /// Bytes of a block.
             pub const fn block_bytes(self) -> usize {
-                match self { $(Self::$variant => $bytes,)* }
+                match self {
+                    $(Self::$variant => $bytes,)*
+                    Self::Affine(affine) => 2 * affine.scales().bytes() + affine.code_bytes(),
+                    Self::Fp8(scales) => scales.bytes() + 128,
+                }
             }
         }
     };
@@ -91,7 +115,45 @@ block_types! {
     Mxfp4 = 39, "MXFP4", 32, 17;
 }
 
+/// An affine type that exists, or the constant that asks for it does not compile.
+const fn affine(bits: u32, group: u32, scales: ScaleType) -> BlockType {
+    BlockType::Affine(Affine::new(bits, group, scales).expect("a width and a group of MLX"))
+}
+
 impl BlockType {
+    /// Every GGML type, every affine type with BF16 scales, some with others, and every FP8 type.
+    pub const ALL: [Self; 50] = {
+        let mut all = [Self::F32; 50];
+        let mut n = 0;
+        while n < Self::GGML.len() {
+            all[n] = Self::GGML[n];
+            n += 1;
+        }
+        let mut i = 0;
+        while i < 18 {
+            all[n] = affine(Affine::BITS[i / 3], Affine::GROUPS[i % 3], ScaleType::Bf16);
+            (n, i) = (n + 1, i + 1);
+        }
+        let others = [
+            affine(4, 64, ScaleType::F16),
+            affine(5, 32, ScaleType::F16),
+            affine(8, 128, ScaleType::F16),
+            affine(3, 128, ScaleType::F32),
+            affine(4, 32, ScaleType::F32),
+            affine(8, 64, ScaleType::F32),
+            Self::Fp8(ScaleType::Bf16),
+            Self::Fp8(ScaleType::F16),
+            Self::Fp8(ScaleType::F32),
+        ];
+        i = 0;
+        while i < others.len() {
+            all[n] = others[i];
+            (n, i) = (n + 1, i + 1);
+        }
+        assert!(n == all.len());
+        all
+    };
+
     /// Bytes of a row of `n_in` values; nothing if the row is not made of whole blocks, or too long to address.
     pub const fn row_bytes(self, n_in: usize) -> Option<usize> {
         if !n_in.is_multiple_of(self.block_len()) {
@@ -102,7 +164,7 @@ impl BlockType {
 
     /// Whether products are taken in float whatever the activations are.
     pub const fn is_float(self) -> bool {
-        matches!(self, Self::F32 | Self::F16 | Self::Bf16)
+        matches!(self, Self::F32 | Self::F16 | Self::Bf16 | Self::Fp8(_))
     }
 
     /// Values that share an activation scale in a product with 8-bit activations: the weight's own block.
@@ -122,12 +184,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_type_is_found_by_its_number() {
+    fn every_type_of_ggml_is_found_by_its_number_and_others_have_none() {
         for ty in BlockType::ALL {
-            assert_eq!(BlockType::from_ggml(ty.ggml_id()), Some(ty));
+            assert_eq!(
+                ty.ggml_id().and_then(BlockType::from_ggml).is_some(),
+                BlockType::GGML.contains(&ty)
+            );
+        }
+        for ty in BlockType::GGML {
+            assert_eq!(ty.ggml_id().and_then(BlockType::from_ggml), Some(ty));
         }
         assert_eq!(BlockType::from_ggml(4), None);
         assert_eq!(BlockType::from_ggml(200), None);
+    }
+
+    #[test]
+    fn types_and_names_are_distinct() {
+        let types: std::collections::BTreeSet<_> = BlockType::ALL.into_iter().collect();
+        let names: std::collections::BTreeSet<_> = BlockType::ALL.map(BlockType::name).into();
+        assert_eq!((types.len(), names.len()), (BlockType::ALL.len(), BlockType::ALL.len()));
+        assert_eq!(affine(4, 64, ScaleType::Bf16).to_string(), "MLX4/64");
     }
 
     #[test]
@@ -136,5 +212,10 @@ mod tests {
         assert_eq!(BlockType::Q4K.row_bytes(16), None);
         assert_eq!(BlockType::F32.row_bytes(usize::MAX), None);
         assert_eq!(BlockType::Q8_0.row_bytes(usize::MAX - 31), None);
+        assert_eq!(affine(4, 64, ScaleType::Bf16).row_bytes(128), Some(2 * (4 + 32)));
+        assert_eq!(affine(3, 32, ScaleType::F32).row_bytes(64), Some(2 * (8 + 12)));
+        assert_eq!(affine(3, 128, ScaleType::F16).row_bytes(64), None);
+        assert_eq!(BlockType::Fp8(ScaleType::F32).row_bytes(256), Some(2 * (4 + 128)));
+        assert_eq!(BlockType::Fp8(ScaleType::Bf16).row_bytes(64), None);
     }
 }

@@ -1,22 +1,43 @@
 //! Decoding and products of whole rows: the definitions that every faster kernel must equal bit for bit.
 
 use crate::BlockType;
-use crate::float::{bf16_to_f32, f16_to_f32};
+use crate::affine::ScaleType;
+use crate::float::{bf16_to_f32, f8_to_f32, f16_to_f32};
 use crate::formats::{self, Format, MAX_BLOCK, Unpacked};
 use crate::lanes::{self, LANES};
 use crate::q8::{GROUP, Q8View};
 
-/// Runs `$body` with `$f` bound to the format of a quantised type; `$float` for the others.
+/// The size of a block.
+#[derive(Clone, Copy)]
+struct Shape {
+    /// Values.
+    len: usize,
+    bytes: usize,
+}
+
+impl Shape {
+    const fn of(ty: BlockType) -> Self {
+        Self { len: ty.block_len(), bytes: ty.block_bytes() }
+    }
+}
+
+/// Runs `$body` with `$format` bound to the format of a quantised type and `$shape` to the shape of its blocks;
+/// `$float` for the others.
 macro_rules! with_format {
-    ($ty:expr, $f:ident => $body:expr, $float:expr) => {{
+    ($ty:expr, $format:ident, $shape:ident => $body:expr, $float:expr) => {{
         macro_rules! with {
-            ($format:ident) => {{
-                type $f = formats::$format;
+            ($name:ident) => {{
+                let ($format, $shape) = (formats::$name, const { Shape::of(BlockType::$name) });
+                $body
+            }};
+            ($affine:ident, $bits:literal) => {{
+                let $format = formats::Affine::<$bits>($affine);
+                let $shape = Shape::of(BlockType::Affine($affine));
                 $body
             }};
         }
         match $ty {
-            BlockType::F32 | BlockType::F16 | BlockType::Bf16 => $float,
+            BlockType::F32 | BlockType::F16 | BlockType::Bf16 | BlockType::Fp8(_) => $float,
             BlockType::Q4_0 => with!(Q4_0),
             BlockType::Q4_1 => with!(Q4_1),
             BlockType::Q5_0 => with!(Q5_0),
@@ -37,21 +58,30 @@ macro_rules! with_format {
             BlockType::Iq4Nl => with!(Iq4Nl),
             BlockType::Iq4Xs => with!(Iq4Xs),
             BlockType::Mxfp4 => with!(Mxfp4),
+            BlockType::Affine(affine) => match affine.bits() {
+                2 => with!(affine, 2),
+                3 => with!(affine, 3),
+                4 => with!(affine, 4),
+                5 => with!(affine, 5),
+                6 => with!(affine, 6),
+                8 => with!(affine, 8),
+                bits => unreachable!("no format has codes of {bits} bits"),
+            },
         }
     }};
 }
 
 /// Decodes a row, or any whole number of blocks, of `out.len()` values.
 ///
-/// The values are those of GGML's own decoding, bit for bit. Damage stays visible: a NaN or infinite scale gives NaN or
-/// infinite values.
+/// The values are those of GGML's own decoding, bit for bit. MLX's are not rounded to the 16 bits of their scales.
+/// Damage stays visible: a NaN or infinite scale gives NaN or infinite values.
 ///
 /// # Panics
 /// If `row` is not exactly the bytes of `out.len()` values.
 #[inline(always)]
 pub fn decode_row(ty: BlockType, row: &[u8], out: &mut [f32]) {
     check_row(ty, row, out.len());
-    with_format!(ty, F => decode_blocks::<F>(row, out), decode_floats(ty, row, out));
+    with_format!(ty, format, shape => decode_blocks(format, shape, row, out), decode_floats(ty, row, out));
 }
 
 #[inline(always)]
@@ -60,22 +90,22 @@ fn check_row(ty: BlockType, row: &[u8], n_in: usize) {
 }
 
 #[inline(always)]
-fn decode_blocks<F: Format>(row: &[u8], out: &mut [f32]) {
+fn decode_blocks<F: Format>(format: F, shape: Shape, row: &[u8], out: &mut [f32]) {
     let mut unpacked = Unpacked::new();
-    for (block, out) in row.chunks_exact(F::BYTES).zip(out.chunks_exact_mut(F::LEN)) {
-        decode_block::<F>(block, &mut unpacked, out);
+    for (block, out) in row.chunks_exact(shape.bytes).zip(out.chunks_exact_mut(shape.len)) {
+        decode_block(format, block, &mut unpacked, out);
     }
 }
 
 #[inline(always)]
-fn decode_block<F: Format>(block: &[u8], unpacked: &mut Unpacked, out: &mut [f32]) {
-    F::unpack(block, unpacked);
+fn decode_block<F: Format>(format: F, block: &[u8], unpacked: &mut Unpacked, out: &mut [f32]) {
+    format.unpack(block, unpacked);
     let codes = unpacked.codes.as_chunks::<GROUP>().0.iter();
     let groups = unpacked.scales.iter().zip(&unpacked.mins).zip(codes);
     for (((scale, min), codes), out) in groups.zip(out.as_chunks_mut::<GROUP>().0) {
         let scale = unpacked.scale * f32::from(*scale);
         for (y, code) in out.iter_mut().zip(codes) {
-            *y = scale * f32::from(*code);
+            *y = scale * f32::from(i16::from(*code) + F::OFFSET);
         }
         if F::LARGEST_MIN > 0 {
             let min = unpacked.min_scale * f32::from(*min);
@@ -104,7 +134,19 @@ fn decode_floats(ty: BlockType, row: &[u8], out: &mut [f32]) {
                 *y = bf16_to_f32(u16::from_le_bytes(*b));
             }
         }
-        _ => unreachable!("{ty} has blocks"),
+        BlockType::Fp8(scales) => decode_fp8(scales, row, out),
+        _ => unreachable!("{ty} has blocks of integers"),
+    }
+}
+
+/// Blocks of 128 E4M3 floats behind a scale: `scale · float`, rounded once.
+#[inline(always)]
+fn decode_fp8(scales: ScaleType, row: &[u8], out: &mut [f32]) {
+    for (block, out) in row.chunks_exact(scales.bytes() + 128).zip(out.as_chunks_mut::<128>().0) {
+        let (scale, values) = formats::split_scale(scales, block);
+        for (y, bits) in out.iter_mut().zip(values) {
+            *y = scale * f8_to_f32(*bits);
+        }
     }
 }
 
@@ -115,19 +157,19 @@ fn decode_floats(ty: BlockType, row: &[u8], out: &mut [f32]) {
 #[inline(always)]
 pub fn dot_f32(ty: BlockType, row: &[u8], x: &[f32]) -> f32 {
     check_row(ty, row, x.len());
-    with_format!(ty, F => dot_decoded::<F>(row, x), dot_floats(ty, row, x))
+    with_format!(ty, format, shape => dot_decoded(format, shape, row, x), dot_floats(ty, row, x))
 }
 
 #[inline(always)]
-fn dot_decoded<F: Format>(row: &[u8], x: &[f32]) -> f32 {
-    // Blocks are whole numbers of lanes, so each starts at lane 0.
-    const { assert!(F::LEN.is_multiple_of(LANES)) }
+fn dot_decoded<F: Format>(format: F, shape: Shape, row: &[u8], x: &[f32]) -> f32 {
+    // Blocks are whole numbers of groups, so each starts at lane 0.
+    const { assert!(GROUP == LANES) }
     let mut sums = [0.0; LANES];
     let mut unpacked = Unpacked::new();
     let mut values = [0.0; MAX_BLOCK];
-    for (block, x) in row.chunks_exact(F::BYTES).zip(x.chunks_exact(F::LEN)) {
-        decode_block::<F>(block, &mut unpacked, &mut values[..F::LEN]);
-        lanes::accumulate(&mut sums, &values[..F::LEN], x);
+    for (block, x) in row.chunks_exact(shape.bytes).zip(x.chunks_exact(shape.len)) {
+        decode_block(format, block, &mut unpacked, &mut values[..shape.len]);
+        lanes::accumulate(&mut sums, &values[..shape.len], x);
     }
     lanes::tree(sums)
 }
@@ -136,7 +178,8 @@ fn dot_decoded<F: Format>(row: &[u8], x: &[f32]) -> f32 {
 fn dot_floats(ty: BlockType, row: &[u8], x: &[f32]) -> f32 {
     let mut sums = [0.0; LANES];
     let mut values = [0.0; MAX_BLOCK];
-    for (piece, x) in row.chunks(MAX_BLOCK * ty.block_bytes()).zip(x.chunks(MAX_BLOCK)) {
+    let piece_bytes = MAX_BLOCK / ty.block_len() * ty.block_bytes();
+    for (piece, x) in row.chunks(piece_bytes).zip(x.chunks(MAX_BLOCK)) {
         decode_floats(ty, piece, &mut values[..x.len()]);
         lanes::accumulate(&mut sums, &values[..x.len()], x);
     }
@@ -176,13 +219,14 @@ fn dot_floats(ty: BlockType, row: &[u8], x: &[f32]) -> f32 {
 /// | `IQ4_NL` | d | 1 | level | 127 | | |
 /// | `IQ4_XS` | d | s - 32 | level | 4,064 | | |
 /// | `MXFP4` | 2^(e - 128) | 1 | level | 12 | | |
+/// | `MLX2` … `MLX8` | scale | 1 | q | 2^bits - 1 | bias | 1 |
 ///
 /// A block of 256 thus reaches at most 256 · 4,096 · 128 = 2^27 (`Q6_K`), and a format's `isum` fits an i32.
 ///
 /// A NaN activation scale makes the product NaN, whatever the weights are; see [`crate::quantize_into`].
 ///
 /// # Panics
-/// If `ty` is a float type (F32, F16 and BF16 weights are always multiplied in float), or lengths or blocks do not
+/// If `ty` is a float type (F32, F16, BF16 and FP8 weights are always multiplied in float), or lengths or blocks do not
 /// belong together.
 #[inline(always)]
 pub fn dot_q8(ty: BlockType, row: &[u8], x: Q8View<'_>) -> f32 {
@@ -193,24 +237,33 @@ pub fn dot_q8(ty: BlockType, row: &[u8], x: Q8View<'_>) -> f32 {
         x.scales.len() == n / x.block && x.sums.len() == n / GROUP,
         "a scale per block and a sum per group"
     );
-    with_format!(ty, F => dot_blocks::<F>(row, x), panic!("{ty} weights are multiplied in float"))
+    with_format!(
+        ty,
+        format, shape => dot_blocks(format, shape, row, x),
+        panic!("{ty} weights are multiplied in float")
+    )
 }
 
 #[inline(always)]
-fn dot_blocks<F: Format>(row: &[u8], x: Q8View<'_>) -> f32 {
+fn dot_blocks<F: Format>(format: F, shape: Shape, row: &[u8], x: Q8View<'_>) -> f32 {
     const {
         // The sums below cannot overflow: quants are at least -128, group sums at most 16 times that.
         let most = if F::LARGEST > F::LARGEST_MIN { F::LARGEST } else { F::LARGEST_MIN };
-        assert!(F::LEN as i64 * most as i64 * 128 <= i32::MAX as i64);
-        assert!(F::LEN.is_multiple_of(GROUP));
+        assert!(MAX_BLOCK as i64 * most as i64 * 128 <= i32::MAX as i64);
+        assert!(F::OFFSET == 0 || F::LARGEST_MIN == 1);
     }
     let mut unpacked = Unpacked::new();
     let mut acc = 0.0_f32;
-    let blocks = row.chunks_exact(F::BYTES).zip(x.quants.chunks_exact(F::LEN));
-    let activations = x.scales.iter().zip(x.sums.chunks_exact(F::LEN / GROUP));
+    let blocks = row.chunks_exact(shape.bytes).zip(x.quants.chunks_exact(shape.len));
+    let activations = x.scales.iter().zip(x.sums.chunks_exact(shape.len / GROUP));
     for ((block, quants), (dx, sums)) in blocks.zip(activations) {
-        F::unpack(block, &mut unpacked);
-        acc = (unpacked.scale * dx).mul_add(sum_products(&unpacked, quants) as f32, acc);
+        format.unpack(block, &mut unpacked);
+        let mut isum = sum_products(&unpacked, quants);
+        if F::OFFSET != 0 {
+            // Formats with an offset have no sub-scales.
+            isum += i32::from(F::OFFSET) * sums.iter().map(|sum| i32::from(*sum)).sum::<i32>();
+        }
+        acc = (unpacked.scale * dx).mul_add(isum as f32, acc);
         if F::LARGEST_MIN > 0 {
             let minima = unpacked.mins.iter().zip(sums);
             let msum: i32 = minima.map(|(min, sum)| i32::from(*min) * i32::from(*sum)).sum();

@@ -1,4 +1,4 @@
-//! Exact conversions of 16-bit floats, without run-time feature checks.
+//! Exact conversions of floats of 8 and 16 bits, without run-time feature checks.
 
 /// IEEE half to single: exact, also for subnormals, infinities and NaN.
 #[inline(always)]
@@ -22,6 +22,22 @@ pub const fn f16_to_f32(bits: u16) -> f32 {
 #[inline(always)]
 pub const fn bf16_to_f32(bits: u16) -> f32 {
     f32::from_bits((bits as u32) << 16)
+}
+
+/// E4M3 (OCP's, "FN") to single: exact. It has no infinities; 0x7f and 0xff are NaN.
+#[inline(always)]
+pub const fn f8_to_f32(bits: u8) -> f32 {
+    let sign = (bits as u32 & 0x80) << 24;
+    let magnitude = bits as u32 & 0x7f;
+    let value = if magnitude == 0x7f {
+        f32::NAN
+    } else if magnitude < 8 {
+        // Subnormal: units of 2^-9.
+        magnitude as f32 / 512.0
+    } else {
+        f32::from_bits((magnitude << 20) + (120 << 23))
+    };
+    f32::from_bits(value.to_bits() | sign)
 }
 
 /// Single to IEEE half, round to nearest even; overflow gives infinity.
@@ -49,6 +65,8 @@ pub const fn f32_to_f16(value: f32) -> u16 {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::float_cmp, reason = "the values are exact")]
+
     use super::*;
 
     #[test]
@@ -62,6 +80,21 @@ mod tests {
             let ours = bf16_to_f32(bits);
             assert!(ours.to_bits() == u32::from(bits) << 16);
         }
+    }
+
+    #[test]
+    fn every_e4m3_code_has_the_value_of_its_fields() {
+        for bits in 0..=u8::MAX {
+            let (exponent, mantissa) = (i32::from(bits >> 3 & 15), f32::from(bits & 7));
+            let magnitude = match exponent {
+                15 if mantissa == 7.0 => f32::NAN,
+                0 => mantissa / 8.0 * 2.0_f32.powi(-6),
+                _ => (1.0 + mantissa / 8.0) * 2.0_f32.powi(exponent - 7),
+            };
+            let expected = if bits < 0x80 { magnitude } else { -magnitude };
+            assert_eq!(f8_to_f32(bits).to_bits(), expected.to_bits(), "{bits:#04x}");
+        }
+        assert_eq!((f8_to_f32(0x7e), f8_to_f32(0x01)), (448.0, 0.001_953_125));
     }
 
     #[test]

@@ -12,6 +12,7 @@
               function would run code for the oldest CPU"
 )]
 
+mod affine;
 mod block_type;
 pub mod codebook;
 mod dot;
@@ -21,8 +22,9 @@ pub mod lanes;
 mod q8;
 pub mod slot;
 
+pub use affine::{Affine, ScaleType};
 pub use block_type::BlockType;
 pub use dot::{decode_row, dot_f32, dot_q8};
-pub use float::{bf16_to_f32, f16_to_f32, f32_to_f16};
+pub use float::{bf16_to_f32, f8_to_f32, f16_to_f32, f32_to_f16};
 pub use q8::{GROUP, Q8Row, Q8View, quantize_into};
 pub use slot::{ExpertMatrices, SlotMatrix};

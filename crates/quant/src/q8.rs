@@ -6,7 +6,7 @@ pub const GROUP: usize = 16;
 /// A quantised activation row, or a part of it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Q8View<'a> {
-    /// Values per scale: 32 or 256.
+    /// Values per scale: 32, 64, 128 or 256.
     pub block: usize,
     /// `[n / block]`.
     pub scales: &'a [f32],

@@ -1,8 +1,10 @@
 //! Every format against values and products that other software computed.
 
+mod outlined;
 mod vectors;
 
-use quant::{BlockType, Q8Row, decode_row, dot_f32, dot_q8};
+use outlined::{decode_row, dot_f32, dot_q8};
+use quant::{BlockType, Q8Row, ScaleType};
 use vectors::{Matrix, Part, Vectors};
 
 /// Largest relative error of one rounding.
@@ -26,15 +28,42 @@ fn check_values(part: &Part) {
 
 #[test]
 fn every_format_decodes_to_the_reference_values_bit_for_bit() {
-    let vectors = Vectors::load();
+    let vectors = Vectors::ggml();
     let parts = vectors.random();
     assert_eq!(parts.len(), 22);
     for part in &parts {
         assert!(part.values.len() >= 1000, "{}", part.block_type);
         check_values(part);
     }
-    for matrix in vectors.matrices() {
+    for matrix in vectors::matrices() {
         check_values(&matrix.weights);
+    }
+}
+
+#[test]
+fn fp8_blocks_are_e4m3_times_their_scale() {
+    let (codes, values) = Vectors::e4m3();
+    assert_eq!((codes.len(), values.len()), (256, 256));
+    // Two blocks of 128. Each scale is a number of its type.
+    for (scales, [first, second]) in [
+        (ScaleType::F32, [1.0, 0.007_812_6_f32]),
+        (ScaleType::Bf16, [-3.984_375, 2.0_f32.powi(-133)]),
+        (ScaleType::F16, [1.0 / 1024.0, 2047.0 / 1024.0]),
+    ] {
+        let bytes = |scale: f32| match scales {
+            ScaleType::F32 => scale.to_le_bytes().to_vec(),
+            ScaleType::Bf16 => scale.to_le_bytes()[2..].to_vec(),
+            ScaleType::F16 => quant::f32_to_f16(scale).to_le_bytes().to_vec(),
+        };
+        let row = [&bytes(first)[..], &codes[..128], &bytes(second)[..], &codes[128..]].concat();
+        let mut out = [0.0; 256];
+        decode_row(BlockType::Fp8(scales), &row, &mut out);
+        for (i, (y, value)) in out.iter().zip(&values).enumerate() {
+            let expected = if i < 128 { first * value } else { second * value };
+            let nan = i % 128 == 127;
+            assert_eq!((value.is_nan(), y.is_nan()), (nan, nan), "{scales:?} code {i}");
+            assert!(nan || y.to_bits() == expected.to_bits(), "{scales:?} code {i}: {y:e}");
+        }
     }
 }
 
@@ -56,7 +85,7 @@ fn exact(weights: &[f32], x: impl Fn(usize) -> f64) -> (f64, f64) {
 
 #[test]
 fn products_with_float_activations_are_within_rounding_of_the_exact_sum() {
-    for matrix in Vectors::load().matrices() {
+    for matrix in vectors::matrices() {
         let ty = matrix.weights.block_type;
         let expected = matrix.y.chunks_exact(matrix.rows().count());
         for (x, expected) in matrix.x.chunks_exact(matrix.n_in).zip(expected) {
@@ -74,16 +103,17 @@ fn products_with_float_activations_are_within_rounding_of_the_exact_sum() {
     }
 }
 
-/// Bytes of the f16 scales of a block that has minima: of the codes, of the minima.
+/// Where a block that has minima keeps its scales: of the codes, of the minima.
 fn scales_with_minima(ty: BlockType) -> Option<(usize, usize)> {
     match ty {
         BlockType::Q4_1 | BlockType::Q5_1 | BlockType::Q4K | BlockType::Q5K => Some((0, 2)),
         BlockType::Q2K => Some((80, 82)),
+        BlockType::Affine(affine) => Some((0, affine.scales().bytes())),
         _ => None,
     }
 }
 
-/// The row with the f16 at byte `at` of every block set to zero.
+/// The row with the 16-bit scale at byte `at` of every block set to zero.
 fn without(ty: BlockType, row: &[u8], at: usize, n_in: usize) -> Vec<f32> {
     let mut row = row.to_vec();
     for block in row.chunks_exact_mut(ty.block_bytes()) {
@@ -120,7 +150,7 @@ fn check_q8(matrix: &Matrix, x: &Q8Row) {
 #[test]
 fn products_with_8_bit_activations_are_within_rounding_of_what_they_stand_for() {
     let mut x8 = Q8Row::new();
-    for matrix in Vectors::load().matrices() {
+    for matrix in vectors::matrices() {
         for x in matrix.x.chunks_exact(matrix.n_in) {
             x8.quantize(x, matrix.weights.block_type.activation_block());
             check_q8(&matrix, &x8);
@@ -131,7 +161,7 @@ fn products_with_8_bit_activations_are_within_rounding_of_what_they_stand_for() 
 #[test]
 fn a_single_activation_picks_its_weight() {
     let mut x8 = Q8Row::new();
-    for matrix in Vectors::load().matrices() {
+    for matrix in vectors::matrices() {
         let (ty, n_in) = (matrix.weights.block_type, matrix.n_in);
         let (row, weights) = matrix.rows().next().expect("a row");
         let parts = scales_with_minima(ty)

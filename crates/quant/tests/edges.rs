@@ -1,28 +1,35 @@
 //! Hand-made blocks: scales and codes at the ends of their ranges, expected values worked out from the formulas.
 
-use quant::{BlockType, Q8Row, decode_row, dot_f32, dot_q8};
+mod outlined;
+
+use outlined::{decode_row, dot_f32, dot_q8};
+use quant::{Affine, BlockType, Q8Row, ScaleType, f16_to_f32};
 
 fn quantised() -> impl Iterator<Item = BlockType> {
     BlockType::ALL.into_iter().filter(|ty| !ty.is_float())
 }
 
-/// Where a block keeps its f16 scales. `IQ1_M` spreads one over four words, `MXFP4` has none.
+/// Where a block of GGML keeps its f16 scales. `IQ1_M` spreads one over four words, `MXFP4` has none.
 fn f16_scales(ty: BlockType) -> &'static [usize] {
     match ty {
         BlockType::Q4_1 | BlockType::Q5_1 | BlockType::Q4K | BlockType::Q5K => &[0, 2],
         BlockType::Q2K => &[80, 82],
         BlockType::Q3K => &[108],
         BlockType::Q6K => &[208],
-        BlockType::Iq1M | BlockType::Mxfp4 => &[],
+        BlockType::Iq1M | BlockType::Mxfp4 | BlockType::Affine(_) => &[],
         _ => &[0],
     }
 }
 
-/// A block of `fill` bytes with every f16 scale set to `bits`.
+/// A block of `fill` bytes with every scale set to the half `bits`, or what that is in another type.
 fn block(ty: BlockType, fill: u8, bits: u16) -> Vec<u8> {
     let mut block = vec![fill; ty.block_bytes()];
     for at in f16_scales(ty) {
         block[*at..at + 2].copy_from_slice(&bits.to_le_bytes());
+    }
+    if let BlockType::Affine(affine) = ty {
+        let scale = scale_bytes(affine.scales(), bits);
+        block[..2 * scale.len()].copy_from_slice(&scale.repeat(2));
     }
     if ty == BlockType::Iq1M {
         // The upper four bits of the words, the lowest first.
@@ -31,6 +38,29 @@ fn block(ty: BlockType, fill: u8, bits: u16) -> Vec<u8> {
         }
     }
     block
+}
+
+/// A half as a scale of this type; NaN stays NaN.
+fn scale_bytes(scales: ScaleType, half: u16) -> Vec<u8> {
+    let single = f16_to_f32(half).to_le_bytes();
+    match scales {
+        ScaleType::Bf16 if half & 0x7fff > 0x7c00 => vec![0x81, 0x7f],
+        ScaleType::Bf16 => single[2..].to_vec(),
+        ScaleType::F16 => half.to_le_bytes().to_vec(),
+        ScaleType::F32 => single.to_vec(),
+    }
+}
+
+fn affine(bits: u32, group: u32, scales: ScaleType) -> BlockType {
+    BlockType::Affine(Affine::new(bits, group, scales).expect("a format of MLX"))
+}
+
+/// The affine types of [`BlockType::ALL`], with what they are.
+fn affines() -> impl Iterator<Item = (BlockType, Affine)> {
+    BlockType::ALL.into_iter().filter_map(|ty| match ty {
+        BlockType::Affine(affine) => Some((ty, affine)),
+        _ => None,
+    })
 }
 
 fn decode(ty: BlockType, block: &[u8]) -> Vec<f32> {
@@ -189,6 +219,74 @@ fn low_nibbles_are_the_first_half_of_a_block() {
 }
 
 #[test]
+fn affine_codes_are_one_bit_stream_with_the_lowest_bits_first() {
+    for (ty, affine) in affines() {
+        let (bits, head) = (affine.bits(), 2 * affine.scales().bytes());
+        // One bit of the stream at a time: scale 1, bias 0.
+        for bit in 0..affine.group() * bits {
+            let mut block = block(ty, 0, 0);
+            let one = scale_bytes(affine.scales(), 0x3c00);
+            block[..one.len()].copy_from_slice(&one);
+            block[head + bit / 8] = 1 << (bit % 8);
+            let value = (1 << (bit % bits)) as f32;
+            check(ty, &block, |i| if i == bit / bits { value } else { 0.0 });
+        }
+    }
+}
+
+#[test]
+fn affine_scales_may_be_negative_and_codes_reach_their_largest_value() {
+    for (ty, affine) in affines() {
+        let largest = ((1 << affine.bits()) - 1) as f32;
+        check(ty, &block(ty, 0xff, 0x3c00), |_| largest + 1.0);
+        // Scale and bias -2: the bias is the largest value.
+        check(ty, &block(ty, 0xff, 0xc000), |_| -2.0 * largest - 2.0);
+        check(ty, &block(ty, 0x00, 0xc000), |_| -2.0);
+    }
+}
+
+#[test]
+fn affine_values_are_rounded_after_the_product_and_after_the_sum() {
+    // (1 + 2^-23) · 3 rounds to 3 + 2^-21, a tie to even; less 3 that is exact. Fused it would be 3 · 2^-23.
+    let ty = affine(2, 32, ScaleType::F32);
+    let mut block = block(ty, 0xff, 0);
+    block[..4].copy_from_slice(&(1.0 + f32::EPSILON).to_le_bytes());
+    block[4..8].copy_from_slice(&(-3.0_f32).to_le_bytes());
+    check(ty, &block, |_| 4.0 * f32::EPSILON);
+}
+
+#[test]
+fn affine_products_are_exact_in_codes_and_quants() {
+    for (ty, affine) in affines() {
+        let largest = ((1 << affine.bits()) - 1) as f32;
+        let n_in = 2 * affine.group();
+        let mut x8 = Q8Row::new();
+        x8.quantize(&vec![-127.0; n_in], affine.group());
+        // Scale and bias 1.
+        let row = block(ty, 0xff, 0x3c00).repeat(2);
+        let expected = -127.0 * (largest + 1.0) * n_in as f32;
+        assert_eq!(dot_q8(ty, &row, x8.view()).to_bits(), expected.to_bits(), "{ty}");
+    }
+}
+
+#[test]
+fn fp8_has_no_infinity_but_nan() {
+    for scales in ScaleType::ALL {
+        let ty = BlockType::Fp8(scales);
+        for code in [0x7f, 0xff] {
+            let block = [scale_bytes(scales, 0x3c00), vec![code; 128]].concat();
+            assert!(decode(ty, &block).iter().all(|y| y.is_nan()), "{ty}");
+            assert!(dot_f32(ty, &block, &[0.0; 128]).is_nan(), "{ty}");
+        }
+        let block = [scale_bytes(scales, 0xbc00), vec![0x7e; 128]].concat();
+        check(ty, &block, |_| -448.0);
+        assert_eq!(dot_f32(ty, &block, &[1.0; 128]).to_bits(), (-448.0_f32 * 128.0).to_bits());
+        let block = [scale_bytes(scales, 0x7e00), vec![0x38; 128]].concat();
+        assert!(decode(ty, &block).iter().all(|y| y.is_nan()), "{ty}: the scale is not a number");
+    }
+}
+
+#[test]
 fn an_empty_row_is_zero() {
     for ty in BlockType::ALL {
         decode_row(ty, &[], &mut []);
@@ -224,4 +322,11 @@ fn activations_without_their_scales_are_refused() {
 fn float_weights_have_no_8_bit_product() {
     let view = quant::Q8View { block: 1, scales: &[], quants: &[], sums: &[] };
     dot_q8(BlockType::F16, &[], view);
+}
+
+#[test]
+#[should_panic(expected = "FP8-F32 weights are multiplied in float")]
+fn fp8_weights_have_no_8_bit_product() {
+    let view = quant::Q8View { block: 128, scales: &[], quants: &[], sums: &[] };
+    dot_q8(BlockType::Fp8(ScaleType::F32), &[], view);
 }

@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use checkpoint::{Checkpoint, CheckpointError, Model};
 use compute::Options;
 use compute::backend::{Activations, Backend, KvType, SlotClass};
-use expert_store::{DirectMode, FaultPlan, Store, StoreError, StoreOptions};
+use expert_store::{
+    DirectMode, FaultPlan, NgramOptions, NgramStore, Store, StoreError, StoreOptions,
+};
 use memory_plan::{Budget, Plan, PlanError, PlanInput, RecordClass, Term};
 use model::{ExpertStream, LoadError, Network, NetworkOptions};
 use slot_pool::{ClassSpec, PolicyKind, PoolError, PoolSpec, SlotPool};
@@ -22,6 +24,9 @@ const PASS_ROWS: [u32; 6] = [1024, 512, 256, 192, 128, 64];
 
 /// Context reserved when nothing is asked for.
 pub const DEFAULT_CONTEXT: u32 = 8192;
+
+/// Rows of an n-gram table that are kept after they were read: some MiB. Common word pairs come back soon or never.
+const NGRAM_ROWS: u32 = 1 << 15;
 
 /// Which implementation computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -56,6 +61,8 @@ pub struct EngineOptions {
     pub pass_rows: Option<u32>,
     /// Slots instead of as many as fit.
     pub slots: Option<u32>,
+    /// Rows of the n-gram table to keep, of a model that has one.
+    pub ngram_rows: u32,
     /// How the files are read.
     pub direct: DirectMode,
     /// Reads that fail on purpose: for tests.
@@ -77,6 +84,7 @@ impl EngineOptions {
             policy: PolicyKind::Clock,
             pass_rows: None,
             slots: None,
+            ngram_rows: NGRAM_ROWS,
             direct: DirectMode::Auto,
             faults: None,
             logit_rows: 1,
@@ -167,14 +175,18 @@ impl OpenModel {
                 .map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
             budget: options.budget.clone(),
             process_base: memory_plan::current_rss(),
-            resident: model::resident_terms(&self.model).into_iter().map(to_term).collect(),
+            resident: model::resident_terms(&self.model)
+                .into_iter()
+                .map(to_term)
+                .chain(self.ngram_cache(options))
+                .collect(),
             kv_bytes_per_token: Bytes(model::kv_bytes_per_token(config, options.kv)),
             // The running state and the one that the next turn starts from.
             state: Bytes(2 * model::recurrent_bytes(config)),
             context,
             context_is_default: options.context.is_none(),
             scratch: &|rows| {
-                model::scratch_terms(config, rows, options.logit_rows)
+                model::scratch_terms(&self.model, rows, options.logit_rows)
                     .into_iter()
                     .map(to_term)
                     .collect()
@@ -185,6 +197,13 @@ impl OpenModel {
             slots: options.slots,
         };
         Ok(memory_plan::plan(&input)?)
+    }
+
+    /// Memory of the n-gram rows that are kept.
+    fn ngram_cache(&self, options: &EngineOptions) -> Option<Term> {
+        let table = self.model.ngram_table.as_ref()?;
+        let bytes = NgramStore::cache_bytes(table, options.ngram_rows as usize);
+        Some(Term::new("n-gram row cache", Bytes(bytes)))
     }
 }
 
@@ -227,6 +246,7 @@ impl Engine {
         let store = Store::open(&files, store_options)?;
         let pool = SlotPool::new(pool_spec(&model, &plan), options.policy)?;
         let stream = ExpertStream::new(pool, store, model.records.clone());
+        let ngrams = ngram_store(&model, &files, &plan, &options)?;
         let network_options = NetworkOptions {
             max_rows: plan.pass_rows as usize,
             context_tokens: plan.context as usize,
@@ -240,7 +260,8 @@ impl Engine {
                 })
                 .collect(),
         };
-        let network = Network::load(&model, backend(&options), stream, network_options, progress)?;
+        let backend = backend(&options);
+        let network = Network::load(&model, backend, stream, ngrams, network_options, progress)?;
         let written_before = crate::receipt::written_bytes();
         Ok(Self { plan, options, network, tokenizer, checkpoint, path, written_before })
     }
@@ -254,6 +275,25 @@ fn backend(options: &EngineOptions) -> Box<dyn Backend> {
         BackendKind::Reference => compute::reference(kernels),
         BackendKind::Deferred => compute::deferred(compute::cpu(kernels), 1),
     }
+}
+
+fn ngram_store(
+    model: &Model,
+    files: &[PathBuf],
+    plan: &Plan,
+    options: &EngineOptions,
+) -> Result<Option<NgramStore>, StoreError> {
+    let (Some(table), Some(shape)) = (&model.ngram_table, &model.config.ngram) else {
+        return Ok(None);
+    };
+    let options = NgramOptions {
+        max_tokens: plan.pass_rows as usize,
+        heads: shape.heads(),
+        cache_rows: options.ngram_rows as usize,
+        direct: options.direct,
+        faults: options.faults.clone(),
+    };
+    NgramStore::open(files, table.clone(), options).map(Some)
 }
 
 /// Layers with records of the same size are one class of records.

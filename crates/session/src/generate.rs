@@ -1,12 +1,11 @@
 //! Prompt in, tokens out.
 
 use std::ops::ControlFlow;
-use std::time::Instant;
 
 use model::{ForwardError, Network};
 
 use crate::sampler::{Sampler, SamplerError};
-use crate::sequence::{Phase, Prompt, Sequence};
+use crate::sequence::{Mark, Phase, Prompt, Sequence};
 
 /// Why an answer ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,7 +89,8 @@ pub fn generate(
     if sequence.tokens().len() < prompt.tokens.len() {
         return Ok(generated);
     }
-    let (started, before) = (Instant::now(), network.experts().counters());
+    let mark = Mark::now(network);
+    let mut decoded = 0;
     generated.finish = loop {
         let token = next?;
         if limits.end_tokens.contains(&token) {
@@ -110,10 +110,9 @@ pub fn generate(
         let mut sampled = Err(SamplerError::Empty);
         sequence.step(network, token, &mut |logits| sampled = sampler.sample(logits))?;
         next = sampled;
-        generated.decode.tokens += 1;
+        decoded += 1;
     };
-    generated.decode.elapsed = started.elapsed();
-    generated.decode.experts = network.experts().counters().minus(&before);
+    generated.decode = mark.phase(network, decoded);
     Ok(generated)
 }
 
@@ -196,17 +195,13 @@ impl Forced<'_> {
         let mut decode = Phase::default();
         let mut token_us = Vec::new();
         for (i, token) in self.forced.iter().enumerate() {
-            let (started, before) = (Instant::now(), network.experts().counters());
+            let mark = Mark::now(network);
             sequence.step(network, *token, &mut |logits| likeliest.push(argmax(logits)))?;
-            let elapsed = started.elapsed();
-            token_us.push(elapsed.as_micros() as u64);
+            let phase = mark.phase(network, 1);
+            token_us.push(phase.elapsed.as_micros() as u64);
             // As in generation, the first token belongs to the prompt: the rate is taken between tokens.
             if i > 0 {
-                decode.add(&Phase {
-                    tokens: 1,
-                    elapsed,
-                    experts: network.experts().counters().minus(&before),
-                });
+                decode.add(&phase);
             }
         }
         Ok(ForcedOutcome { prefill, decode, token_us, likeliest })

@@ -1,5 +1,6 @@
 //! What a run proves about itself: versioned JSON with one definition per counter.
 
+use expert_store::NgramCounters;
 use model::ExpertCounters;
 use serde::Serialize;
 
@@ -75,6 +76,34 @@ pub struct PhaseReceipt {
     pub read_bytes: u64,
     /// The same per token.
     pub read_bytes_per_token: f64,
+    /// Rows of the n-gram table, of a model that has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ngram: Option<NgramReceipt>,
+}
+
+/// Rows of the n-gram table in one phase.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct NgramReceipt {
+    /// Rows that tokens needed.
+    pub rows: u64,
+    /// Of those, found in memory.
+    pub hits: u64,
+    /// Reads of the system.
+    pub reads: u64,
+    /// Bytes of rows read.
+    pub read_bytes: u64,
+    /// Bytes that the system delivered for them.
+    pub device_bytes: u64,
+    /// Time in which nothing could be computed because rows were missing; not part of the other.
+    pub wait_us: u64,
+}
+
+impl NgramReceipt {
+    fn of(counters: NgramCounters) -> Option<Self> {
+        let NgramCounters { rows, hits, reads, payload_bytes, device_bytes, wait_us } = counters;
+        let read_bytes = payload_bytes;
+        (rows > 0).then_some(Self { rows, hits, reads, read_bytes, device_bytes, wait_us })
+    }
 }
 
 impl From<&Phase> for PhaseReceipt {
@@ -92,14 +121,20 @@ impl From<&Phase> for PhaseReceipt {
             hit_rate: per(pool.hits as f64, pool.hits + pool.misses),
             read_bytes: store.payload_bytes,
             read_bytes_per_token: per(store.payload_bytes as f64, phase.tokens),
+            ngram: NgramReceipt::of(phase.ngrams),
         }
     }
 }
 
 impl PhaseReceipt {
+    /// Time in which nothing could be computed, whatever was missing.
+    fn all_waits_us(&self) -> u64 {
+        self.wait_us + self.ngram.map_or(0, |ngram| ngram.wait_us)
+    }
+
     /// Share of the wall time spent waiting for bytes.
     pub fn wait_share(&self) -> f64 {
-        if self.elapsed_us == 0 { 0.0 } else { self.wait_us as f64 / self.elapsed_us as f64 }
+        if self.elapsed_us == 0 { 0.0 } else { self.all_waits_us() as f64 / self.elapsed_us as f64 }
     }
 
     /// Milliseconds a token without the waits.
@@ -107,7 +142,7 @@ impl PhaseReceipt {
         if self.tokens == 0 {
             0.0
         } else {
-            (self.elapsed_us - self.wait_us.min(self.elapsed_us)) as f64 / 1e3 / self.tokens as f64
+            self.elapsed_us.saturating_sub(self.all_waits_us()) as f64 / 1e3 / self.tokens as f64
         }
     }
 }

@@ -7,6 +7,7 @@
 use std::time::{Duration, Instant};
 
 use compute::backend::{Role, Row, SequenceId, SnapshotId};
+use expert_store::NgramCounters;
 use model::{ExpertCounters, ForwardError, LogitRows, Network};
 
 use crate::generate::GenerateError;
@@ -23,6 +24,8 @@ pub struct Phase {
     pub elapsed: Duration,
     /// What moved.
     pub experts: ExpertCounters,
+    /// Rows of the n-gram table; nothing if the model has none.
+    pub ngrams: NgramCounters,
 }
 
 impl Phase {
@@ -37,6 +40,34 @@ impl Phase {
         self.tokens += other.tokens;
         self.elapsed += other.elapsed;
         self.experts = self.experts.plus(&other.experts);
+        self.ngrams = self.ngrams.plus(&other.ngrams);
+    }
+}
+
+/// The beginning of a phase.
+pub(crate) struct Mark {
+    started: Instant,
+    experts: ExpertCounters,
+    ngrams: NgramCounters,
+}
+
+impl Mark {
+    pub(crate) fn now(network: &Network) -> Self {
+        Self {
+            started: Instant::now(),
+            experts: network.experts().counters(),
+            ngrams: network.ngram_counters(),
+        }
+    }
+
+    /// What happened since, while so many tokens were run.
+    pub(crate) fn phase(&self, network: &Network, tokens: u64) -> Phase {
+        Phase {
+            tokens,
+            elapsed: self.started.elapsed(),
+            experts: network.experts().counters().minus(&self.experts),
+            ngrams: network.ngram_counters().minus(&self.ngrams),
+        }
     }
 }
 
@@ -81,7 +112,7 @@ impl Sequence {
         prompt: &Prompt<'_>,
         sink: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<Phase, ForwardError> {
-        let (started, before) = (Instant::now(), network.experts().counters());
+        let mark = Mark::now(network);
         let first = self.rewind(network, prompt);
         let mut position = first;
         self.broken = true;
@@ -105,8 +136,7 @@ impl Sequence {
             }
         }
         self.broken = false;
-        let experts = network.experts().counters().minus(&before);
-        Ok(Phase { tokens: (position - first) as u64, elapsed: started.elapsed(), experts })
+        Ok(mark.phase(network, (position - first) as u64))
     }
 
     /// Appends one generated token and hands the logits after it to `sink`.

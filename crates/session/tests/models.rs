@@ -27,22 +27,33 @@ fn demo() -> PathBuf {
     data("../models/sakia-demo-Q4_K_M.gguf")
 }
 
-/// GGUF entries of the manifest whose families are supported: path, expected file, tolerance.
+/// GGUF entries of the manifest that are here, since some are in the larger set only: path, expected file, tolerance.
 fn entries() -> Vec<(PathBuf, PathBuf, f32)> {
+    of_format(&["gguf"])
+}
+
+/// The same of model folders, of Hugging Face and of MLX.
+fn folders() -> Vec<(PathBuf, PathBuf, f32)> {
+    of_format(&["hf", "mlx"])
+}
+
+fn of_format(formats: &[&str]) -> Vec<(PathBuf, PathBuf, f32)> {
     let manifest: Value =
         serde_json::from_slice(&std::fs::read(data("fixtures/manifest.json")).unwrap()).unwrap();
     let models = manifest["models"].as_array().unwrap().iter();
     let entries = models.flat_map(|model| model["entries"].as_array().unwrap());
     entries
-        .filter(|entry| entry["format"] == "gguf" && entry["arch"] != "qwen4_exp")
+        .filter(|entry| formats.iter().any(|format| entry["format"] == *format))
         .map(|entry| {
             let file = |name: &Value| data("fixtures").join(name.as_str().unwrap());
             (
-                file(&entry["path"][0]),
+                // A list of parts, or the one name of a folder.
+                file(entry["path"].get(0).unwrap_or(&entry["path"])),
                 file(&entry["expected"]),
                 entry["logits_abs_tol"].as_f64().unwrap() as f32,
             )
         })
+        .filter(|(path, _, _)| path.exists())
         .collect()
 }
 
@@ -112,9 +123,10 @@ fn argmax(logits: &[f32]) -> (usize, f32) {
 
 #[test]
 fn logits_agree_with_other_software_for_every_family_and_layout() {
-    let entries = entries();
-    assert_eq!(entries.len(), 9);
-    for (path, expected, tolerance) in entries {
+    let (files, folders) = (entries(), folders());
+    let complete = std::env::var_os("SAKIA_FIXTURES").is_some();
+    assert_eq!((files.len(), folders.len()), if complete { (12, 10) } else { (10, 1) });
+    for (path, expected, tolerance) in files.into_iter().chain(folders) {
         let expected = Expected::read(&expected);
         let (ids, reference) = (expected.ids("input_ids"), expected.floats("logits"));
         let got = logits(&path, &ids, options());
@@ -126,7 +138,7 @@ fn logits_agree_with_other_software_for_every_family_and_layout() {
 
 #[test]
 fn greedy_continuations_agree_where_the_margin_allows() {
-    for (path, expected, tolerance) in entries() {
+    for (path, expected, tolerance) in entries().into_iter().chain(folders()) {
         let expected = Expected::read(&expected);
         let (ids, greedy, margins) = (
             expected.ids("input_ids"),
@@ -146,7 +158,7 @@ fn greedy_continuations_agree_where_the_margin_allows() {
 
 #[test]
 fn all_backends_give_the_same_bits() {
-    for (path, expected, _) in entries() {
+    for (path, expected, _) in entries().into_iter().chain(folders()) {
         let ids = Expected::read(&expected).ids("input_ids");
         for (activations, kv) in [(Activations::F32, KvType::F32), (Activations::Q8, KvType::F16)] {
             let with = |backend| {
@@ -194,14 +206,18 @@ fn run(path: &Path, tokens: &[u32], change: impl Fn(&mut EngineOptions)) -> (Vec
     (all, run.run(&mut engine.network, &mut sequence).unwrap().likeliest)
 }
 
-/// Two texts long enough for several passes: one of a fixture, one of the demo model.
+/// Texts long enough for several passes: two of fixtures, one of the demo model.
 fn subjects() -> Vec<(PathBuf, Vec<u32>)> {
-    let (path, expected, _) =
-        entries().into_iter().find(|e| e.0.ends_with("qwen3_next-k/kq.gguf")).unwrap();
-    let ids = Expected::read(&expected).ids("input_ids");
+    let fixture = |name: &str| {
+        let (path, expected, _) = entries().into_iter().find(|e| e.0.ends_with(name)).unwrap();
+        (path, Expected::read(&expected).ids("input_ids").repeat(3))
+    };
     let demo_ids = words(&npy("ids_prose.npy"), u32::from_le_bytes);
-    vec![(path, ids.repeat(3)), (demo(), demo_ids.repeat(2))]
+    vec![fixture("qwen3_next-k/kq.gguf"), fixture(FLASH), (demo(), demo_ids.repeat(2))]
 }
+
+/// Several residual streams, selected attention, an n-gram table.
+const FLASH: &str = "qwen4_exp-a/split-b32-00001-of-00003.gguf";
 
 fn unchanged_by(knob: &str, changes: &[&dyn Fn(&mut EngineOptions)]) {
     for (path, tokens) in subjects() {
@@ -250,6 +266,11 @@ fn output_never_depends_on_the_pass_length() {
 #[test]
 fn output_never_depends_on_how_files_are_read() {
     unchanged_by("reads", &[&|o| o.direct = DirectMode::Off]);
+}
+
+#[test]
+fn output_never_depends_on_the_ngram_rows_that_are_kept() {
+    unchanged_by("n-gram rows", &[&|o| o.ngram_rows = 0, &|o| o.ngram_rows = 3]);
 }
 
 #[test]

@@ -22,8 +22,8 @@ impl Keys<'_> {
 
     pub(super) fn error(&self, key: &str, found: String, needed: String) -> CheckpointError {
         CheckpointError::Config {
-            file: self.checkpoint.files[0].path.clone(),
-            key: self.name(key),
+            file: self.checkpoint.metadata_file().to_owned(),
+            key: self.checkpoint.metadata.spelling(&self.name(key)).to_owned(),
             found,
             needed,
         }
@@ -60,6 +60,15 @@ impl Keys<'_> {
             (other, None) => other.kind().to_owned(),
         };
         Err(self.error(key, found, format!("a number from {min} to {max}")))
+    }
+
+    /// A boolean.
+    pub(super) fn flag(&self, key: &str) -> Result<Option<bool>, CheckpointError> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(MetaValue::Bool(flag)) => Ok(Some(*flag)),
+            Some(other) => Err(self.error(key, other.kind().to_owned(), "a boolean".to_owned())),
+        }
     }
 
     /// A finite number in `min..=max`.

@@ -44,8 +44,8 @@ pub(super) fn scaling(keys: &Keys<'_>) -> Result<Option<Yarn>, CheckpointError> 
         // Interpolation by 1 is none.
         "linear" if factor(keys)? <= 1.0 => Ok(None),
         other => Err(CheckpointError::Unsupported {
-            file: keys.checkpoint.files[0].path.clone(),
-            what: format!("metadata `{}`", keys.name(key)),
+            file: keys.checkpoint.metadata_file().to_owned(),
+            what: format!("metadata `{}`", keys.checkpoint.metadata.spelling(&keys.name(key))),
             found: format!("`{}`", printable(other)),
             supported: "none, yarn".to_owned(),
         }),

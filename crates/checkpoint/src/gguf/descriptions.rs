@@ -77,7 +77,7 @@ fn tensor(
     }
     let id = u32::from_le_bytes(cursor.bytes(what)?);
     let Some(block_type) = BlockType::from_ggml(id) else {
-        let names = BlockType::ALL.map(BlockType::name).join(", ");
+        let names = BlockType::GGML.map(BlockType::name).join(", ");
         let found = type_name(id).map_or_else(|| format!("type {id}"), ToOwned::to_owned);
         return Err(cursor.unsupported(format_args!("tensor `{name}`"), found, &names));
     };
@@ -89,7 +89,7 @@ fn tensor(
     }
     // The file lists the contiguous dimension first, everything else here lists it last.
     shape.reverse();
-    Ok(TensorInfo { name, block_type, shape, file, offset, bytes })
+    Ok(TensorInfo { name, block_type, shape, file, offset, bytes, foreign: None })
 }
 
 /// The bytes of a tensor; `ne` is its shape as the file lists it, the contiguous dimension first.

@@ -1,11 +1,14 @@
 //! Configurations and layouts of the families: what is accepted, what is refused, and with which word.
 
-use checkpoint::{DeltaNetBa, DeltaNetInput, HeadOrder, LayerKind, MixerTensors};
+use checkpoint::{
+    DeltaNetBa, DeltaNetInput, GateActivation, HeadOrder, HyperShape, InputTensors, LayerKind,
+    MixerTensors,
+};
 use quant::BlockType;
 
-use crate::support::{EXPERTS, Gguf, HIDDEN, VOCAB, Value, WIDTH, block, tiny};
+use crate::support::{EXPERTS, Gguf, HIDDEN, VOCAB, Value, WIDTH, block, streams, tiny};
 
-const FAMILIES: [&str; 3] = ["qwen3moe", "qwen3next", "qwen35moe"];
+const FAMILIES: [&str; 4] = ["qwen3moe", "qwen3next", "qwen35moe", "qwen4exp"];
 
 #[test]
 fn every_family_is_read_as_its_keys_say() {
@@ -33,7 +36,111 @@ fn every_family_is_read_as_its_keys_say() {
             _ => Some(HeadOrder::Tiled),
         };
         assert_eq!(order, expected, "{family}");
+        let flash = family == "qwen4exp";
+        let gate = if flash { GateActivation::Sigmoid } else { GateActivation::Silu };
+        assert!(config.delta_net.is_none_or(|shape| shape.gate == gate), "{family}");
+        assert_eq!(config.hyper, flash.then_some(HyperShape { streams: 4, rank: 16 }));
+        assert_eq!((config.indexer.is_some(), config.ngram.is_some()), (flash, flash));
     }
+}
+
+#[test]
+fn streams_indexer_and_ngram_table_are_read_as_their_keys_say() {
+    let model = tiny("qwen4exp").model().unwrap();
+    assert_eq!(model.warnings, [""; 0]);
+    let indexer = model.config.indexer.unwrap();
+    assert_eq!((indexer.heads, indexer.dim, indexer.ratio, indexer.blocks()), (2, 8, 4, 2));
+    let shape = model.config.ngram.unwrap();
+    assert_eq!((shape.layer, shape.ngram_size, shape.heads_per_ngram), (0, 3, 1));
+    assert_eq!((shape.eos, shape.conv_kernel, shape.width(), shape.table_rows()), (1, 4, 64, 24));
+    let table = model.ngram_table.unwrap();
+    assert_eq!((table.rows(), table.row_width(), table.row_bytes()), (32, 32, 18));
+    let piece = table.pieces(5, 2)[0];
+    assert_eq!((piece.offset, piece.bytes), (table.tensor.offset + 5 * 18, 36));
+    let layers = model.tensors.layers;
+    assert!(layers[0].ngram.is_some() && layers[1].ngram.is_none());
+    assert!(matches!(&layers[0].mixer_input, InputTensors::Streams(s) if s.inject.is_some()));
+    assert!(matches!(model.tensors.head_input, InputTensors::Streams(s) if s.inject.is_none()));
+    assert!(matches!(&layers[1].mixer, MixerTensors::Attention(a) if a.indexer.is_some()));
+}
+
+#[test]
+fn keys_of_streams_indexer_and_ngram_table_are_checked() {
+    let (numbers, u32s) = (Value::U64s, Value::U32s);
+    let cases: [(&str, Value, &str); 27] = [
+        ("hyper_connection.count", Value::U32(0), "config"),
+        ("hyper_connection.count", Value::U32(17), "config"),
+        ("hyper_connection.count", Value::U32(2), "shape"),
+        ("hyper_connection.low_rank", Value::U32(8), "shape"),
+        ("attention.indexer.head_count", Value::U32(3), "shape"),
+        ("attention.indexer.key_length", Value::U32(4), "config"),
+        ("attention.indexer.top_k", Value::U32(3), "config"),
+        ("attention.compress_ratios", u32s(vec![4]), "config"),
+        ("attention.compress_ratios", u32s(vec![7, 2]), "accept"),
+        ("attention.compress_ratios", u32s(vec![0, 2000]), "config"),
+        ("attention.compress_ratios", Value::I32s(vec![0, -4]), "config"),
+        ("attention.compress_ratios", Value::U32(4), "config"),
+        ("ple.layers", u32s(vec![2]), "config"),
+        ("ple.layers", u32s(vec![0, 1]), "unsupported"),
+        ("ple.layers", u32s(vec![1]), "missing"),
+        ("ple.layers", u32s(vec![]), "unsupported"),
+        ("ple.ngram_size", Value::U32(1), "config"),
+        ("ple.ngram_size", Value::U32(4), "config"),
+        ("ple.heads_per_ngram", Value::U32(2), "config"),
+        ("ple.eos_token_id", Value::U32(VOCAB as u32), "config"),
+        ("ple.layer_multipliers", numbers(vec![1, 3, 4]), "config"),
+        ("ple.layer_multipliers", numbers(vec![1, 3, (1 << 62) + 1]), "config"),
+        ("ple.layer_multipliers", numbers(vec![1, 3, 5]), "accept"),
+        ("ple.head_vocab_sizes", numbers(vec![11, 15]), "config"),
+        ("ple.head_vocab_sizes", numbers(vec![11, 17]), "accept"),
+        // More rows than the table has.
+        ("ple.head_vocab_sizes", numbers(vec![11, 23]), "shape"),
+        ("ple.head_offsets", numbers(vec![0, 12]), "config"),
+    ];
+    for (key, value, expected) in cases {
+        let mut file = tiny("qwen4exp");
+        file.set(&format!("qwen4exp.{key}"), value.clone());
+        assert_eq!(file.class(), expected, "{key} {value:?}");
+    }
+}
+
+#[test]
+fn ngram_constants_of_another_derivation_and_ratios_of_zero_are_warned_about() {
+    let mut file = tiny("qwen4exp");
+    file.set("qwen4exp.ple.layer_multipliers", Value::U64s(vec![1, 3, 5]));
+    file.set("qwen4exp.ple.head_vocab_sizes", Value::U64s(vec![11, 17]));
+    file.set("qwen4exp.attention.compress_ratios", Value::I32s(vec![0, 0]));
+    let model = file.model().unwrap();
+    let (indexer, shape) = (model.config.indexer.unwrap(), model.config.ngram.unwrap());
+    assert_eq!((indexer.ratio, shape.multipliers, shape.head_sizes[1]), (4, vec![1, 3, 5], 17));
+    let words = ["compress_ratios` is 0 for 1", "usual derivation", "17 is not the next prime"];
+    assert_eq!(model.warnings.len(), 3, "{:?}", model.warnings);
+    for (warning, word) in model.warnings.iter().zip(words) {
+        assert!(warning.contains(word), "{warning}");
+    }
+}
+
+#[test]
+fn a_draft_block_is_set_aside_and_one_that_is_not_understood_is_warned_about() {
+    let mut file = tiny("qwen4exp");
+    file.set("qwen4exp.block_count", Value::U32(3));
+    file.set("qwen4exp.nextn_predict_layers", Value::U32(1));
+    file.set("qwen4exp.attention.compress_ratios", Value::I32s(vec![0, 4, 0]));
+    block(&mut file, "qwen4exp", 2, true);
+    streams(&mut file, "blk.2.nextn.hc_head", false);
+    file.tensor("blk.2.nextn.enorm.weight", &[HIDDEN], BlockType::F32);
+    file.tensor("blk.2.nextn.hnorm.weight", &[4 * HIDDEN], BlockType::F32);
+    file.tensor("blk.2.nextn.eh_proj.weight", &[2 * HIDDEN, HIDDEN], BlockType::Q8_0);
+    let model = file.model().unwrap();
+    assert_eq!((model.config.n_layers, model.warnings.as_slice()), (2, &[][..]));
+    let draft = model.draft.unwrap();
+    assert!(matches!(draft.layer.mixer, MixerTensors::Attention(a) if a.indexer.is_some()));
+    assert_eq!(draft.experts.gate.name, "blk.2.ffn_gate_exps.weight");
+    file.remove_tensor("blk.2.nextn.hc_head_up.weight");
+    let model = file.model().unwrap();
+    assert!(model.draft.is_none() && model.warnings.len() == 1);
+    let warning = &model.warnings[0];
+    assert!(warning.contains("nextn.hc_head_up") && !warning.contains('\n'), "{warning}");
 }
 
 #[test]
@@ -173,6 +280,7 @@ fn draft_blocks_are_known_and_left_out() {
             let model = file.model().unwrap();
             assert_eq!((model.config.n_layers, model.config.n_draft_layers), (2, 1));
             assert_eq!((model.records.n_layers(), model.config.layers.len()), (2, 2));
+            assert!(model.draft.is_some() && model.warnings.is_empty(), "{:?}", model.warnings);
         }
     }
 }
@@ -219,7 +327,12 @@ fn every_tensor_is_needed_and_its_shape_checked() {
             let mut file = tiny(family);
             file.find(&name).ne.last_mut().map(|n| *n *= 2).unwrap();
             // A longer vocabulary contradicts the tokens before it contradicts the head.
-            let expected = if name == "token_embd.weight" { "config" } else { "shape" };
+            let expected = match name.as_str() {
+                "token_embd.weight" => "config",
+                // Tables are padded.
+                "per_layer_token_embd.weight" => "accept",
+                _ => "shape",
+            };
             assert_eq!(file.class(), expected, "{family} with a longer {name}");
             if expected == "shape" {
                 let text = file.model().unwrap_err().to_string();

@@ -4,6 +4,8 @@
 mod bad_files;
 mod containers;
 mod families;
+mod folder_mutations;
+mod folders;
 mod models;
 mod mutations;
 mod records;

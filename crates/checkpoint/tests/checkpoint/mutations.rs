@@ -28,6 +28,14 @@ fn use_all(bytes: &[u8]) {
             }
         }
     }
+    if let (Some(shape), Some(table)) = (&model.config.ngram, &model.ngram_table) {
+        let mut rows = vec![0; shape.heads()];
+        shape.rows(&[0, shape.eos, model.config.vocab - 1], &mut rows);
+        for row in rows {
+            let piece = table.pieces(row, 1)[0];
+            assert!(piece.offset + piece.bytes <= bytes.len() as u64);
+        }
+    }
     let audit = Audit::of(&checkpoint, &model);
     assert!(audit.resident_bytes() <= bytes.len() as u64);
     checkpoint.metadata.drop_vocabulary();
@@ -38,7 +46,7 @@ fn use_all(bytes: &[u8]) {
 const EDGES: [u64; 10] = [0, 1, 2, 31, 255, 1 << 16, 1 << 31, (1 << 32) - 1, 1 << 62, u64::MAX];
 
 fn family() -> impl Strategy<Value = &'static str> {
-    prop::sample::select(vec!["qwen3moe", "qwen3next", "qwen35moe"])
+    prop::sample::select(vec!["qwen3moe", "qwen3next", "qwen35moe", "qwen4exp"])
 }
 
 fn value() -> impl Strategy<Value = Value> {

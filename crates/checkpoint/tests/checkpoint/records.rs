@@ -37,7 +37,7 @@ struct Shape {
 fn shape() -> impl Strategy<Value = Shape> {
     let types = || prop::array::uniform3(0..TYPES.len());
     (
-        prop::sample::select(vec!["qwen3moe", "qwen3next", "qwen35moe"]),
+        prop::sample::select(vec!["qwen3moe", "qwen3next", "qwen35moe", "qwen4exp"]),
         1..12_u64,
         3..14_u32,
         [types(), types()],

@@ -30,6 +30,7 @@ pub(crate) enum Value {
     U8s(Vec<u8>),
     U32s(Vec<u32>),
     I32s(Vec<i32>),
+    U64s(Vec<u64>),
     F32s(Vec<f32>),
     Bools(Vec<bool>),
     /// Type and bytes, whatever they are.
@@ -73,6 +74,10 @@ impl Value {
             }
             Self::I32s(v) => {
                 array(out, 5, v.len());
+                out.extend(v.iter().flat_map(|v| v.to_le_bytes()));
+            }
+            Self::U64s(v) => {
+                array(out, 10, v.len());
                 out.extend(v.iter().flat_map(|v| v.to_le_bytes()));
             }
             Self::F32s(v) => {
@@ -169,7 +174,7 @@ impl Gguf {
             string(&mut out, tensor.name.as_bytes());
             out.extend((tensor.ne.len() as u32).to_le_bytes());
             out.extend(tensor.ne.iter().flat_map(|n| n.to_le_bytes()));
-            out.extend(tensor.block_type.ggml_id().to_le_bytes());
+            out.extend(tensor.block_type.ggml_id().expect("a type of GGML").to_le_bytes());
             out.extend(offset.to_le_bytes());
             offset = (offset + tensor.bytes()).next_multiple_of(self.alignment);
         }
@@ -247,12 +252,55 @@ pub(crate) fn tiny(family: &str) -> Gguf {
     file.set(&format!("{family}.rope.freq_base"), Value::F32(1e6));
     vocabulary(&mut file);
     file.tensor("token_embd.weight", &[HIDDEN, VOCAB], BlockType::Q8_0);
-    file.tensor("output_norm.weight", &[HIDDEN], BlockType::F32);
+    if family == "qwen4exp" {
+        flash(&mut file);
+    } else {
+        file.tensor("output_norm.weight", &[HIDDEN], BlockType::F32);
+    }
     file.tensor("output.weight", &[HIDDEN, VOCAB], BlockType::Q8_0);
     for layer in 0..2 {
         block(&mut file, family, layer, !hybrid || layer == 1);
     }
     file
+}
+
+/// What only the family with several residual streams has: 4 streams, an indexer, an n-gram table before layer 0.
+fn flash(file: &mut Gguf) {
+    for (key, value) in [
+        ("hyper_connection.count", 4),
+        ("hyper_connection.low_rank", 16),
+        ("attention.indexer.head_count", 2),
+        ("attention.indexer.key_length", 8),
+        ("attention.indexer.top_k", 8),
+        ("ple.ngram_size", 3),
+        ("ple.heads_per_ngram", 1),
+        ("ple.conv_kernel", 4),
+        ("ple.eos_token_id", 1),
+        ("embedding_length_per_layer_input", 32),
+    ] {
+        file.set(&format!("qwen4exp.{key}"), Value::U32(value));
+    }
+    file.set("qwen4exp.attention.compress_ratios", Value::I32s(vec![0, 4]));
+    file.set("qwen4exp.ple.layers", Value::I32s(vec![0]));
+    // By the derivation from seed 1234, for 40 tokens.
+    let multipliers =
+        vec![198_850_662_792_166_893, 78_689_173_079_975_285, 228_252_339_180_906_247];
+    file.set("qwen4exp.ple.layer_multipliers", Value::U64s(multipliers));
+    file.set("qwen4exp.ple.head_vocab_sizes", Value::U64s(vec![11, 13]));
+    file.set("qwen4exp.ple.head_offsets", Value::U64s(vec![0, 11]));
+    file.tensor("per_layer_token_embd.weight", &[32, 32], BlockType::Q4_0);
+    streams(file, "output_hc", false);
+}
+
+/// The tensors that mix residual streams.
+pub(crate) fn streams(file: &mut Gguf, name: &str, injects: bool) {
+    let all = 4 * HIDDEN;
+    file.tensor(&format!("{name}_norm.weight"), &[all], BlockType::F32);
+    file.tensor(&format!("{name}_down.weight"), &[all, 16], BlockType::Q8_0);
+    file.tensor(&format!("{name}_up.weight"), &[16, all], BlockType::F32);
+    if injects {
+        file.tensor(&format!("{name}_inject.weight"), &[all, 4], BlockType::F32);
+    }
 }
 
 fn vocabulary(file: &mut Gguf) {
@@ -266,13 +314,33 @@ fn vocabulary(file: &mut Gguf) {
 
 /// The tensors of one block, by the tables of the families' GGUF layouts.
 pub(crate) fn block(file: &mut Gguf, family: &str, layer: u64, attention: bool) {
+    let (f32, q8) = (BlockType::F32, BlockType::Q8_0);
+    let (hybrid, flash) = (family != "qwen3moe", family == "qwen4exp");
+    if flash {
+        streams(file, &format!("blk.{layer}.hc_attn"), true);
+        streams(file, &format!("blk.{layer}.hc_ffn"), true);
+    }
     let mut add = |name: &str, ne: &[u64], block_type| {
         file.tensor(&format!("blk.{layer}.{name}"), ne, block_type);
     };
-    let (f32, q8) = (BlockType::F32, BlockType::Q8_0);
-    let hybrid = family != "qwen3moe";
-    add("attn_norm.weight", &[HIDDEN], f32);
-    add(if hybrid { "post_attention_norm.weight" } else { "ffn_norm.weight" }, &[HIDDEN], f32);
+    if !flash {
+        add("attn_norm.weight", &[HIDDEN], f32);
+        add(if hybrid { "post_attention_norm.weight" } else { "ffn_norm.weight" }, &[HIDDEN], f32);
+    }
+    if flash && layer == 0 {
+        add("ple_key.weight", &[64, 4 * HIDDEN], q8);
+        add("ple_value.weight", &[64, HIDDEN], q8);
+        for norm in ["key", "query", "conv"] {
+            add(&format!("ple_norm_{norm}.weight"), &[4 * HIDDEN], f32);
+        }
+        add("ple_conv1d.weight", &[4, 4 * HIDDEN], f32);
+    }
+    if flash && attention {
+        add("indexer.q_proj.weight", &[HIDDEN, 16], q8);
+        add("indexer.k_proj.weight", &[HIDDEN, 8], q8);
+        add("indexer.q_norm.weight", &[8], f32);
+        add("indexer.k_norm.weight", &[8], f32);
+    }
     if attention {
         add("attn_q.weight", &[HIDDEN, if hybrid { 128 } else { 64 }], q8);
         add("attn_k.weight", &[HIDDEN, 32], q8);

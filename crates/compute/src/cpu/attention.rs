@@ -6,9 +6,10 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+pub(super) mod selected;
 
 use crate::kernels::Attend;
-use crate::reference::attention::KvHead;
+use crate::reference::attention::{KvHead, Seen};
 
 use super::Machine;
 use super::instances;
@@ -34,8 +35,13 @@ impl<'a> Queries<'a> {
 
 /// See [`Attend`].
 pub(super) fn attend(machine: &Machine, job: Attend<'_>) {
-    let Attend { q: rows, q_width, heads, gated, kv_heads, keys, values, first_position, out } =
-        job;
+    let first_position = job.first_position;
+    attend_seen(machine, job, |row| Seen::All(first_position + row + 1));
+}
+
+/// [`Attend`], where row `r` sees `seen(r)`.
+fn attend_seen<'a>(machine: &Machine, job: Attend<'_>, seen: impl Fn(usize) -> Seen<'a> + Sync) {
+    let Attend { q: rows, q_width, heads, gated, kv_heads, keys, values, out, .. } = job;
     let (count, dim, stride) = (heads.count, heads.dim, heads.stride);
     let n_rows = rows.len() / q_width;
     let shared_by = count / kv_heads;
@@ -52,7 +58,7 @@ pub(super) fn attend(machine: &Machine, job: Attend<'_>) {
         let out = unsafe { out.part(start..start + tile * dim) };
         let start = first / shared_by * dim;
         let kv = KvHead { keys, values, width: kv_heads * dim, start };
-        attend_heads(isa, &Queries { q, stride, dim }, kv, first_position + row + 1, out);
+        attend_heads(isa, &Queries { q, stride, dim }, kv, seen(row), out);
         if gated {
             for (h, out) in out.chunks_exact_mut(dim).enumerate() {
                 instances::gate(isa, out, &q[h * stride + dim..h * stride + 2 * dim]);
@@ -62,22 +68,16 @@ pub(super) fn attend(machine: &Machine, job: Attend<'_>) {
 }
 
 /// `out.len() / dim` heads of one row.
-fn attend_heads(
-    isa: Isa,
-    queries: &Queries<'_>,
-    kv: KvHead<'_>,
-    n_positions: usize,
-    out: &mut [f32],
-) {
+fn attend_heads(isa: Isa, queries: &Queries<'_>, kv: KvHead<'_>, seen: Seen<'_>, out: &mut [f32]) {
     match isa {
         // SAFETY: `Isa::Avx2` is made only after AVX2, FMA and F16C were detected on this CPU.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2(_) if queries.dim.is_multiple_of(quant::lanes::LANES) => unsafe {
-            avx2::heads(queries, kv, n_positions, out);
+            avx2::heads(queries, kv, seen, out);
         },
         _ => {
             for (h, out) in out.chunks_exact_mut(queries.dim).enumerate() {
-                instances::attend_head(isa, queries.head(h), kv, n_positions, out);
+                instances::attend_head(isa, queries.head(h), kv, seen, out);
             }
         }
     }

@@ -28,38 +28,35 @@ pub(super) struct Scratch {
     tasks: Vec<Task>,
 }
 
-/// Rows for both sizes of activation blocks, filled as the weights need them.
+/// Rows for every size of activation block that the weights of a call need.
 #[derive(Debug, Default)]
 struct Quantized {
-    by_32: Q8Rows,
-    by_256: Q8Rows,
+    /// One for each size that exists: 32, 64, 128 and 256. A size has no fixed place, so that layers with different
+    /// ones share memory.
+    rows: [Q8Rows; 4],
+    /// How many are filled.
+    used: usize,
 }
 
 impl Quantized {
     /// The rows as weights of type `ty` take them.
-    const fn inputs<'a>(
-        &'a self,
-        floats: &'a [f32],
-        ty: BlockType,
-        form: Activations,
-    ) -> Inputs<'a> {
-        match form {
-            Activations::Q8 if !ty.is_float() => match ty.activation_block() {
-                256 => Inputs::Q8(&self.by_256),
-                _ => Inputs::Q8(&self.by_32),
-            },
-            _ => Inputs::F32(floats),
+    fn inputs<'a>(&'a self, floats: &'a [f32], ty: BlockType, form: Activations) -> Inputs<'a> {
+        if form == Activations::F32 || ty.is_float() {
+            return Inputs::F32(floats);
         }
+        let filled = &self.rows[..self.used];
+        let rows = filled.iter().find(|rows| rows.block() == ty.activation_block());
+        Inputs::Q8(rows.expect("rows were quantised for every matrix of the call"))
     }
 
-    const fn bytes(&self) -> u64 {
-        self.by_32.bytes() + self.by_256.bytes()
+    fn bytes(&self) -> u64 {
+        self.rows.iter().map(Q8Rows::bytes).sum()
     }
 }
 
 impl Scratch {
     /// Bytes that it holds.
-    pub(super) const fn bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         let tasks = self.tasks.capacity() * size_of::<Task>();
         let rest = 4 * self.inner.capacity() + self.used.capacity() + tasks;
         self.x.bytes() + self.inner_q8.bytes() + rest as u64
@@ -91,9 +88,8 @@ pub(super) fn experts(
     for pair in pairs {
         used[pair.row] = true;
     }
-    for matrix in [|g: &ExpertGroup<'_>| g.matrices.gate, |g: &ExpertGroup<'_>| g.matrices.up] {
-        quantize(machine, x_q8, (x, hidden), form, groups.iter().map(matrix), |r| used[r]);
-    }
+    let gate_up = groups.iter().flat_map(|g| [g.matrices.gate, g.matrices.up]);
+    quantize(machine, x_q8, (x, hidden), form, gate_up, |r| used[r]);
     split(tasks, groups, |g| g.matrices.gate);
     grow(inner, pairs.len() * width);
     let inner = &mut inner[..pairs.len() * width];
@@ -107,27 +103,24 @@ pub(super) fn experts(
     step.down(machine, hidden, outputs);
 }
 
-/// Quantises rows `which` of `x` `[rows, n]` for every block size that the matrices need and that is not there yet.
+/// Quantises rows `which` of `x` `[rows, n]` for every block size that the matrices need.
 fn quantize(
     machine: &Machine,
-    rows: &mut Quantized,
+    quantized: &mut Quantized,
     (x, n): (&[f32], usize),
     form: Activations,
     matrices: impl Iterator<Item = SlotMatrix>,
     which: impl Fn(usize) -> bool + Sync,
 ) {
-    let (mut need_32, mut need_256) = (false, false);
+    let Quantized { rows, used } = quantized;
+    *used = 0;
     for matrix in matrices {
-        let quantized = form == Activations::Q8 && !matrix.block_type.is_float();
-        let wide = matrix.block_type.activation_block() == 256;
-        need_32 |= quantized && !wide;
-        need_256 |= quantized && wide;
-    }
-    if need_32 {
-        rows.by_32.quantize(machine, x, (n, 32), &which);
-    }
-    if need_256 {
-        rows.by_256.quantize(machine, x, (n, 256), &which);
+        let (ty, block) = (matrix.block_type, matrix.block_type.activation_block());
+        let there = rows[..*used].iter().any(|rows| rows.block() == block);
+        if form == Activations::Q8 && !ty.is_float() && !there {
+            rows[*used].quantize(machine, x, (n, block), &which);
+            *used += 1;
+        }
     }
 }
 

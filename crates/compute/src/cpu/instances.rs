@@ -11,9 +11,10 @@
 use std::ops::Range;
 
 use crate::backend::Routed;
-use crate::kernels::{DeltaRule, ShortConv};
-use crate::reference::attention::{self, KvHead};
-use crate::reference::{self, delta_rule, norm, router, short_conv};
+use crate::kernels::{DeltaRule, KvRows, PoolKeys, ShortConv};
+use crate::reference::attention::{self, KvHead, Seen};
+use crate::reference::index::{self, IndexQueries};
+use crate::reference::{self, delta_rule, norm, router, short_conv, streams};
 
 use super::isa::Isa;
 
@@ -56,8 +57,43 @@ for_each_isa! {
     }
 
     /// One row and head; see [`attention::attend`].
-    fn attend_head(q: &[f32], head: KvHead<'_>, n_positions: usize, out: &mut [f32]) {
-        attention::attend(q, head, n_positions, out);
+    fn attend_head(q: &[f32], head: KvHead<'_>, seen: Seen<'_>, out: &mut [f32]) {
+        attention::attend(q, head, seen, out);
+    }
+
+    /// Some blocks for one row; see [`index::scores`].
+    fn index_scores(
+        queries: IndexQueries<'_>,
+        keys: KvRows<'_>,
+        first: usize,
+        scores: &mut [f32],
+    ) {
+        index::scores(queries, keys, first, scores);
+    }
+
+    /// One block; see [`index::pool`].
+    fn pool_key(job: &PoolKeys<'_>, i: usize, out: &mut [f32]) {
+        index::pool(job, i, out);
+    }
+
+    /// See [`streams::scaled_silu`].
+    fn scaled_silu(x: &mut [f32], scale: f32) {
+        streams::scaled_silu(x, scale);
+    }
+
+    /// Some columns of one row; see [`streams::mix`].
+    fn mix(mix: &[f32], n: &[f32], place: (usize, usize), out: &mut [f32]) {
+        streams::mix(mix, n, place, out);
+    }
+
+    /// One row; see [`streams::inject`].
+    fn inject(logits: &[f32], y: &[f32], to: &mut [f32]) {
+        streams::inject(logits, y, to);
+    }
+
+    /// One row; see [`streams::gated_value`].
+    fn gated_value(k: &[f32], q: &[f32], v: &[f32], out: &mut [f32]) {
+        streams::gated_value(k, q, v, out);
     }
 
     /// One row; see [`norm::rms_norm`].
@@ -87,7 +123,7 @@ for_each_isa! {
         outputs: &[f32],
         shared: Option<(&[f32], f32)>,
         acc: &mut [f32],
-        to: &mut [f32],
+        to: (&mut [f32], bool),
     ) {
         reference::combine::combine(routes, outputs, shared, acc, to);
     }

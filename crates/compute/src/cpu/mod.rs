@@ -15,6 +15,7 @@ pub mod pool;
 mod q8_rows;
 mod rows;
 mod scatter;
+mod streams;
 #[cfg(test)]
 mod test_data;
 #[cfg(test)]
@@ -25,7 +26,8 @@ use std::num::NonZeroUsize;
 use crate::Options;
 use crate::backend::{Activations, Routed};
 use crate::kernels::{
-    Attend, BadLogit, Combine, DeltaRule, Experts, HeadNormRope, Kernels, Matrix, ShortConv,
+    Attend, AttendSelected, BadLogit, Combine, DeltaRule, Experts, GatedValue, GroupNorm,
+    HeadNormRope, Kernels, Matrix, PoolKeys, ShortConv,
 };
 use crate::reference::delta_rule;
 
@@ -83,6 +85,7 @@ pub(crate) struct CpuKernels {
     activations: Activations,
     quantized: Q8Rows,
     experts: experts::Scratch,
+    selected: attention::selected::Scratch,
 }
 
 impl CpuKernels {
@@ -99,6 +102,7 @@ impl CpuKernels {
             activations: options.activations,
             quantized: Q8Rows::default(),
             experts: experts::Scratch::default(),
+            selected: attention::selected::Scratch::default(),
         }
     }
 }
@@ -131,6 +135,14 @@ impl Kernels for CpuKernels {
         attention::attend(&self.machine, job);
     }
 
+    fn attend_selected(&mut self, job: AttendSelected<'_>) {
+        attention::selected::attend_selected(&mut self.machine, &mut self.selected, job);
+    }
+
+    fn pool_keys(&mut self, job: PoolKeys<'_>) {
+        attention::selected::pool_keys(&self.machine, job);
+    }
+
     fn short_conv(&mut self, job: ShortConv<'_>) {
         rows::short_conv(&mut self.machine, job);
     }
@@ -161,11 +173,31 @@ impl Kernels for CpuKernels {
         rows::combine(&mut self.machine, job);
     }
 
+    fn group_norm(&mut self, x: &[f32], weight: &[f32], norm: GroupNorm, out: &mut [f32]) {
+        streams::group_norm(&self.machine, x, weight, norm, out);
+    }
+
+    fn scaled_silu(&mut self, x: &mut [f32], scale: f32) {
+        streams::scaled_silu(&self.machine, x, scale);
+    }
+
+    fn stream_mix(&mut self, mix: &[f32], n: &[f32], hidden: usize, out: &mut [f32]) {
+        streams::mix(&self.machine, mix, n, hidden, out);
+    }
+
+    fn inject(&mut self, logits: &[f32], y: &[f32], hidden: usize, to: &mut [f32]) {
+        streams::inject(&self.machine, logits, y, hidden, to);
+    }
+
+    fn gated_value(&mut self, job: GatedValue<'_>) {
+        streams::gated_value(&self.machine, job);
+    }
+
     fn allocated_bytes(&self) -> u64 {
         let local = |l: &Local| {
             4 * (l.decoded.capacity() + l.up.capacity() + l.row.capacity()) as u64 + l.delta.bytes()
         };
         let locals: u64 = self.machine.locals.iter().map(local).sum();
-        locals + self.quantized.bytes() + self.experts.bytes()
+        locals + self.quantized.bytes() + self.experts.bytes() + self.selected.bytes()
     }
 }

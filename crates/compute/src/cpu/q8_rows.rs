@@ -58,6 +58,11 @@ impl Q8Rows {
         }
     }
 
+    /// Values per scale.
+    pub(super) const fn block(&self) -> usize {
+        self.block
+    }
+
     /// Row `r`.
     pub(super) fn row(&self, r: usize) -> Q8View<'_> {
         let (n, block) = (self.n, self.block);
@@ -78,6 +83,8 @@ impl Q8Rows {
 /// Makes `buffer` at least `len` long. What it holds is about to be overwritten.
 pub(super) fn grow<T: Copy + Default>(buffer: &mut Vec<T>, len: usize) {
     if buffer.len() < len {
+        // No more than that: the plan counts these bytes.
+        buffer.reserve_exact(len - buffer.len());
         buffer.resize(len, T::default());
     }
 }

@@ -13,10 +13,15 @@ use super::q8_rows::grow;
 use super::scatter::Scatter;
 
 /// Values that one task should have at least: a few microseconds of work.
-const TASK_VALUES: usize = 8_192;
+pub(super) const TASK_VALUES: usize = 8_192;
 
 /// Runs `task` for `0..n_rows`, several rows of `width` values at a time; alone where that is little work.
-fn for_each_row(machine: &Machine, n_rows: usize, width: usize, row: impl Fn(usize) + Sync) {
+pub(super) fn for_each_row(
+    machine: &Machine,
+    n_rows: usize,
+    width: usize,
+    row: impl Fn(usize) + Sync,
+) {
     let rows = (TASK_VALUES / width.max(1)).max(1);
     let tasks = n_rows.div_ceil(rows);
     if tasks == 1 {
@@ -67,12 +72,12 @@ pub(super) fn silu_mul(machine: &Machine, gate: &mut [f32], up: &[f32]) {
 
 /// See [`ShortConv`]: channels in parallel.
 pub(super) fn short_conv(machine: &mut Machine, job: ShortConv<'_>) {
-    let ShortConv { x, channels, weight, taps, state, out } = job;
+    let ShortConv { x, channels, taps, out, .. } = job;
     let n_rows = x.len() / channels;
     // Enough work for a task, but whole cache lines of each row.
     let per_task = (TASK_VALUES / (n_rows * taps)).next_multiple_of(64);
     let (isa, scatter) = (machine.isa, Scatter::new(out));
-    let job = ShortConv { x, channels, weight, taps, state, out: &mut [] };
+    let job = ShortConv { out: &mut [], ..job };
     machine.run(channels.div_ceil(per_task), |local, t| {
         let range = t * per_task..channels.min((t + 1) * per_task);
         grow(&mut local.row, range.len());
@@ -140,7 +145,7 @@ pub(super) fn route(
 
 /// See [`Combine`].
 pub(super) fn combine(machine: &mut Machine, job: Combine<'_>) {
-    let Combine { routes, top_k, outputs, shared, hidden, to } = job;
+    let Combine { routes, top_k, outputs, shared, hidden, set, to } = job;
     let n_rows = to.len() / hidden;
     let (isa, to) = (machine.isa, Scatter::new(to));
     machine.run(n_rows, |local, r| {
@@ -150,6 +155,7 @@ pub(super) fn combine(machine: &mut Machine, job: Combine<'_>) {
         let outputs = &outputs[r * top_k * hidden..(r + 1) * top_k * hidden];
         // SAFETY: rows differ, so their parts do not overlap.
         let to = unsafe { to.part(r * hidden..(r + 1) * hidden) };
-        instances::combine(isa, &routes[r * top_k..(r + 1) * top_k], outputs, shared, acc, to);
+        let routes = &routes[r * top_k..(r + 1) * top_k];
+        instances::combine(isa, routes, outputs, shared, acc, (to, set));
     });
 }

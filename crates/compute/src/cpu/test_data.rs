@@ -1,6 +1,6 @@
 //! Numbers for tests.
 
-use quant::BlockType;
+use quant::{BlockType, ScaleType};
 
 /// Bytes without a short period (splitmix64).
 pub(crate) struct Random(pub(crate) u64);
@@ -27,9 +27,14 @@ impl Random {
     }
 }
 
-/// Where a block keeps 16-bit float scales; `IQ1_M` spreads its scale over the upper nibbles of four words.
-pub(crate) fn scale_places(ty: BlockType) -> &'static [usize] {
-    match ty {
+/// Where a block keeps float scales, and their type; `IQ1_M` spreads its scale over the upper nibbles of four words.
+pub(crate) fn scale_places(ty: BlockType) -> (&'static [usize], ScaleType) {
+    let places: &[usize] = match ty {
+        BlockType::Affine(affine) => {
+            let places: &[usize] = if affine.scales().bytes() == 4 { &[0, 4] } else { &[0, 2] };
+            return (places, affine.scales());
+        }
+        BlockType::Fp8(scales) => return (&[0], scales),
         BlockType::Q4_1 | BlockType::Q5_1 | BlockType::Q4K | BlockType::Q5K => &[0, 2],
         BlockType::Q2K => &[80, 82],
         BlockType::Q3K => &[108],
@@ -38,14 +43,33 @@ pub(crate) fn scale_places(ty: BlockType) -> &'static [usize] {
             &[]
         }
         _ => &[0],
+    };
+    (places, ScaleType::F16)
+}
+
+/// Sets every float scale of a block to 1.
+pub(crate) fn set_scales_to_one(ty: BlockType, block: &mut [u8]) {
+    let (places, scales) = scale_places(ty);
+    let one = match scales {
+        ScaleType::Bf16 => &[0x80, 0x3f][..],
+        ScaleType::F16 => &[0x00, 0x3c],
+        ScaleType::F32 => &[0, 0, 0x80, 0x3f],
+    };
+    for place in places {
+        block[*place..*place + one.len()].copy_from_slice(one);
     }
 }
 
-/// Makes every scale finite by clearing the exponent's top bit, and of a size that keeps sums finite.
+/// Makes every scale finite and of a size that keeps sums finite, by changing bits of its exponent, and NaN numbers.
 pub(crate) fn tame(ty: BlockType, rows: &mut [u8]) {
+    let (places, scales) = scale_places(ty);
     for block in rows.chunks_exact_mut(ty.block_bytes()) {
-        for place in scale_places(ty) {
-            block[place + 1] &= 0xbf;
+        for place in places {
+            match scales {
+                ScaleType::F16 => block[place + 1] &= 0xbf,
+                ScaleType::Bf16 => block[place + 1] = block[place + 1] & 0x80 | 0x3f,
+                ScaleType::F32 => block[place + 3] = block[place + 3] & 0x80 | 0x3f,
+            }
         }
         match ty {
             BlockType::Iq1M => block[55] &= 0xbf,
@@ -53,6 +77,10 @@ pub(crate) fn tame(ty: BlockType, rows: &mut [u8]) {
             BlockType::F32 => block[3] = block[3] & 0x80 | 0x3f,
             BlockType::F16 => block[1] &= 0xbf,
             BlockType::Bf16 => block[1] = block[1] & 0x80 | 0x3f,
+            BlockType::Fp8(_) => {
+                let codes = &mut block[scales.bytes()..];
+                codes.iter_mut().filter(|code| **code & 0x7f == 0x7f).for_each(|code| *code -= 1);
+            }
             _ => {}
         }
     }

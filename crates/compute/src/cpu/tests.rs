@@ -1,11 +1,11 @@
 //! The kernels against the scalar definitions: every instruction set, several numbers of threads, equal bits.
 
-use quant::{BlockType, ExpertMatrices, SlotMatrix};
+use quant::{Affine, BlockType, ExpertMatrices, ScaleType, SlotMatrix};
 use units::ExpertIndex;
 
 use super::test_data::{Random, weights};
 use super::*;
-use crate::backend::{HeadOrder, Heads, KvType, RecurrentShape, Role};
+use crate::backend::{Gate, HeadOrder, Heads, KvType, RecurrentShape, Role};
 use crate::kernels::{ExpertGroup, KvRows, Pair};
 use crate::reference::ReferenceKernels;
 
@@ -37,10 +37,23 @@ fn check(
     }
 }
 
+fn affine(bits: u32, group: u32) -> BlockType {
+    BlockType::Affine(Affine::new(bits, group, ScaleType::Bf16).unwrap())
+}
+
 #[test]
 fn products_are_the_same_for_every_number_of_rows_and_threads() {
     let mut random = Random(3);
-    let types = [BlockType::F32, BlockType::Bf16, BlockType::Q8_0, BlockType::Q4K, BlockType::Iq2S];
+    let types = [
+        BlockType::F32,
+        BlockType::Bf16,
+        BlockType::Q8_0,
+        BlockType::Q4K,
+        BlockType::Iq2S,
+        BlockType::Fp8(ScaleType::F32),
+        affine(4, 64),
+        affine(5, 128),
+    ];
     for ty in types {
         for (n_out, n_in) in [(1, 256), (75, 512)] {
             let bytes = weights(&mut random, ty, n_out, n_in);
@@ -80,27 +93,29 @@ fn slot(
 #[test]
 fn experts_are_the_same_for_every_number_of_threads() {
     let mut random = Random(4);
-    let (hidden, width, n_rows, top_k) = (512, 256, 70, 3);
+    let (hidden, width, n_rows, top_k) = (512, 256, 70, 5);
     let types = [
         [BlockType::Q4K, BlockType::Q4K, BlockType::Q6K],
         [BlockType::Q4K, BlockType::Q8_0, BlockType::Q5_0],
         [BlockType::F16, BlockType::Q4_0, BlockType::Q3K],
+        [affine(4, 64), affine(8, 32), affine(3, 128)],
+        [BlockType::Fp8(ScaleType::Bf16), affine(6, 128), affine(2, 64)],
     ];
     let slots = types.map(|types| slot(&mut random, types, (hidden, width)));
     // Small activations, so that the products of products stay finite.
     let x: Vec<f32> = random.floats(n_rows * hidden).iter().map(|v| v * 1e-3).collect();
-    // Expert 0 serves every row, expert 1 every third, expert 2 one.
+    // Expert 0 serves every row, expert 1 every third, expert 2 one, the others a few.
     let mut pairs = Vec::new();
     let mut groups = Vec::new();
     for (e, (slot, matrices)) in slots.iter().enumerate() {
         let first_pair = pairs.len();
-        let rows = (0..n_rows).filter(|r| [true, r % 3 == 1, *r == 41][e]);
+        let rows = (0..n_rows).filter(|r| [true, r % 3 == 1, *r == 41, r % 9 == 2, r % 11 == 5][e]);
         pairs.extend(rows.map(|row| Pair { row, output: row * top_k + e }));
         let n_pairs = pairs.len() - first_pair;
         groups.push(ExpertGroup { slot, matrices: *matrices, first_pair, n_pairs });
     }
     for activations in [Activations::Q8, Activations::F32] {
-        for groups in [&groups[..], &groups[1..2], &groups[2..]] {
+        for groups in [&groups[..], &groups[1..2], &groups[2..3], &groups[3..]] {
             check(&format!("{} experts", groups.len()), activations, |kernels| {
                 let mut outputs = vec![0.5; n_rows * top_k * hidden];
                 let (x, pairs, outputs_of) = (&x[..], &pairs[..], &mut outputs[..]);
@@ -155,10 +170,10 @@ fn attention_is_the_same_for_every_number_of_threads() {
 #[test]
 fn the_delta_rule_is_the_same_for_every_number_of_threads() {
     let mut random = Random(6);
-    for (order, role, n_rows) in [
-        (HeadOrder::Grouped, Role::Generated, 3),
-        (HeadOrder::Tiled, Role::Prompt, 70),
-        (HeadOrder::Grouped, Role::Prompt, 1),
+    for (order, role, n_rows, gate) in [
+        (HeadOrder::Grouped, Role::Generated, 3, Gate::Sigmoid),
+        (HeadOrder::Tiled, Role::Prompt, 70, Gate::Silu),
+        (HeadOrder::Grouped, Role::Prompt, 1, Gate::Sigmoid),
     ] {
         let shape = RecurrentShape {
             layers: 1,
@@ -188,6 +203,7 @@ fn the_delta_rule_is_the_same_for_every_number_of_threads() {
                 dt_bias: &dt_bias,
                 norm: &norm,
                 eps: 1e-6,
+                gate,
                 state: &mut state,
                 out: &mut out,
             });
@@ -219,12 +235,15 @@ fn small_kernels_are_the_same_for_every_number_of_threads() {
         each("convolution", &mut |kernels| {
             let (taps, mut out) = (3, vec![f32::NAN; n_rows * n]);
             let weight: Vec<f32> = weight.iter().flat_map(|w| [*w, 0.5 - w, w * 0.1]).collect();
-            let mut state: Vec<f32> = x[..n].iter().chain(&weight[..n]).copied().collect();
+            let dilation = 1 + n % 3;
+            let state = x[..n].iter().chain(&weight[..n]).cycle();
+            let mut state: Vec<f32> = state.take(2 * dilation * n).copied().collect();
             let job = ShortConv {
                 x: &x,
                 channels: n,
                 weight: &weight,
                 taps,
+                dilation,
                 state: &mut state,
                 out: &mut out,
             };
@@ -241,11 +260,13 @@ fn small_kernels_are_the_same_for_every_number_of_threads() {
             let routed = |i| Routed { expert: ExpertIndex(i), weight: 0.1 + i as f32 };
             let routes: Vec<Routed> = (0..2 * n_rows as u32).map(routed).collect();
             let outputs = [&x[..], &x[..]].concat();
-            let mut to = x.clone();
             let shared = Some((&x[..], &weight[..n_rows.min(n)]));
-            let (routes, outputs) = (&routes[..], &outputs[..]);
-            kernels.combine(Combine { routes, top_k: 2, outputs, shared, hidden: n, to: &mut to });
-            to
+            let (routes, outputs, top_k, hidden) = (&routes[..], &outputs[..], 2, n);
+            let mut both = [x.clone(), x.clone()];
+            for (to, set) in both.iter_mut().zip([false, true]) {
+                kernels.combine(Combine { routes, top_k, outputs, shared, hidden, set, to });
+            }
+            both.concat()
         });
     }
 }

@@ -5,18 +5,21 @@ use std::ops::Range;
 
 use units::LayerIndex;
 
+use super::index::Selected;
 use super::memory::{Floats, SlotMemory};
 use super::residency::Residency;
 use super::{Buffer, HostBackend, Router, Run};
 use crate::backend::{
-    BufferId, DeltaParams, Heads, Op, Routed, RouterHandle, SharedOutput, WeightId,
+    BufferId, ConvState, DeltaParams, Gate, Heads, Op, RopeId, Routed, RouterHandle, SharedOutput,
+    WeightId,
 };
 use crate::kernels::{
-    Attend, Combine, DeltaRule, ExpertGroup, Experts, HeadNormRope, Kernels, Pair, ShortConv,
+    Attend, Combine, DeltaRule, ExpertGroup, Experts, GroupNorm, HeadNormRope, Kernels, Pair,
+    ShortConv,
 };
 
 /// Takes a buffer out, so that others can be read while it is written.
-fn take(buffers: &mut [Buffer], id: BufferId) -> Floats {
+pub(super) fn take(buffers: &mut [Buffer], id: BufferId) -> Floats {
     std::mem::take(&mut buffers[id.0 as usize].data)
 }
 
@@ -69,7 +72,6 @@ fn recycle<'b>(mut groups: Vec<ExpertGroup<'_>>) -> Vec<ExpertGroup<'b>> {
 
 impl<K: Kernels> HostBackend<K> {
     pub(super) fn execute(&mut self, op: &Op) {
-        let all = 0..self.rows.len();
         match op {
             Op::Embed { table, out } => self.embed(*table, *out),
             Op::RmsNorm { x, weight, eps, out, rows } => {
@@ -77,49 +79,60 @@ impl<K: Kernels> HostBackend<K> {
             }
             Op::MatMul { weight, x, out, rows } => self.mat_mul(*weight, *x, *out, rows.clone()),
             Op::HeadNormRope { x, heads, weight, eps, rope } => {
-                let mut data = take(&mut self.buffers, *x);
-                let width = self.buffers[x.0 as usize].width;
-                let rope = &self.ropes[rope.0 as usize];
-                self.kernels.head_norm_rope(HeadNormRope {
-                    x: &mut data[..all.len() * width],
-                    width,
-                    heads: *heads,
-                    weight: self.weights[weight.0 as usize].vector(),
-                    eps: *eps,
-                    angles: rope.angles(),
-                    rotary_dim: rope.rotary_dim(),
-                });
-                self.buffers[x.0 as usize].data = data;
+                self.head_norm_rope(*x, *heads, (*weight, *eps), *rope);
             }
             Op::KvAppend { layer, k, v } => self.kv_append(*layer, *k, *v),
             Op::Attend { layer, q, heads, gated, out } => {
                 self.attend(*layer, *q, *heads, *gated, *out);
             }
-            Op::ShortConv { layer, x, weight, out } => self.short_conv(*layer, *x, *weight, *out),
-            Op::DeltaRule { layer, conv, z, ba, params, out } => {
-                self.delta_rule(*layer, [*conv, *z, *ba], *params, *out);
+            Op::IndexAppend { layer, k, k_norm, eps, rope } => {
+                self.index_append(*layer, *k, (*k_norm, *eps), *rope);
+            }
+            Op::AttendSelected { layer, q, heads, gated, selector, out } => {
+                let (layer, q, heads, gated, out) = (*layer, *q, *heads, *gated, *out);
+                self.attend_selected(&Selected { layer, q, heads, gated, out }, *selector);
+            }
+            Op::ShortConv { state, x, weight, out } => self.short_conv(*state, *x, *weight, *out),
+            Op::DeltaRule { layer, conv, z, ba, params, gate, out } => {
+                self.delta_rule(*layer, [*conv, *z, *ba], *params, *gate, *out);
             }
             Op::Route { logits, router, normalize } => self.route(*logits, *router, *normalize),
             Op::SiluMul { gate, up, out } => self.silu_mul(*gate, *up, *out),
             Op::Experts { layer, x, router } => self.experts(*layer, *x, *router),
-            Op::Combine { router, shared, to } => self.combine(*router, *shared, *to),
-            Op::Add { x, to } => {
-                let mut data = take(&mut self.buffers, *to);
-                for (to, x) in data.iter_mut().zip(self.read(*x, all)) {
-                    *to += x;
-                }
-                self.buffers[to.0 as usize].data = data;
+            Op::Combine { router, shared, to, set } => self.combine(*router, *shared, *to, *set),
+            Op::Add { x, to } => self.add(*x, *to),
+            Op::Repeat { x, out } => self.repeat(*x, *out),
+            Op::GroupNorm { x, weight, groups, eps, out, rows } => {
+                let norm = GroupNorm { groups: *groups, eps: *eps };
+                self.group_norm(*x, *weight, norm, *out, rows.clone());
             }
+            Op::ScaledSilu { x, scale, rows } => self.scaled_silu(*x, *scale, rows.clone()),
+            Op::StreamMix { mix, n, out, rows } => self.stream_mix(*mix, *n, *out, rows.clone()),
+            Op::Inject { logits, y, to } => self.inject(*logits, *y, *to),
+            Op::GatedValue { k, q, v, out } => self.gated_value([*k, *q, *v], *out),
         }
     }
 
-    fn read(&self, buffer: BufferId, rows: Range<usize>) -> &[f32] {
+    /// Values of the host, which wait in `staged`.
+    pub(super) fn write_staged(
+        &mut self,
+        buffer: BufferId,
+        first_row: usize,
+        staged: Range<usize>,
+    ) {
+        let Buffer { width, data } = &mut self.buffers[buffer.0 as usize];
+        assert!(staged.len().is_multiple_of(*width), "whole rows of the buffer");
+        let start = first_row * *width;
+        data[start..start + staged.len()].copy_from_slice(&self.staged[staged]);
+    }
+
+    pub(super) fn read(&self, buffer: BufferId, rows: Range<usize>) -> &[f32] {
         let Buffer { width, data } = &self.buffers[buffer.0 as usize];
         &data[rows.start * width..rows.end * width]
     }
 
     /// Runs `write` on `n_rows` rows of a buffer that is taken out meanwhile.
-    fn write(
+    pub(super) fn write(
         &mut self,
         buffer: BufferId,
         n_rows: usize,
@@ -159,6 +172,36 @@ impl<K: Kernels> HostBackend<K> {
             let Buffer { data, .. } = &this.buffers[x.0 as usize];
             let x = &data[rows.start * width..rows.end * width];
             this.kernels.rms_norm(x, this.weights[weight.0 as usize].vector(), eps, out);
+        });
+    }
+
+    fn head_norm_rope(
+        &mut self,
+        x: BufferId,
+        heads: Heads,
+        (weight, eps): (WeightId, f32),
+        rope: RopeId,
+    ) {
+        self.write(x, self.rows.len(), |this, x, width| {
+            let rope = &this.ropes[rope.0 as usize];
+            this.kernels.head_norm_rope(HeadNormRope {
+                x,
+                width,
+                heads,
+                weight: this.weights[weight.0 as usize].vector(),
+                eps,
+                angles: rope.angles(),
+                rotary_dim: rope.rotary_dim(),
+            });
+        });
+    }
+
+    fn add(&mut self, x: BufferId, to: BufferId) {
+        let n_rows = self.rows.len();
+        self.write(to, n_rows, |this, to, _| {
+            for (to, x) in to.iter_mut().zip(this.read(x, 0..n_rows)) {
+                *to += x;
+            }
         });
     }
 
@@ -203,7 +246,7 @@ impl<K: Kernels> HostBackend<K> {
         });
     }
 
-    fn short_conv(&mut self, layer: usize, x: BufferId, weight: WeightId, out: BufferId) {
+    fn short_conv(&mut self, state: ConvState, x: BufferId, weight: WeightId, out: BufferId) {
         self.write(out, self.rows.len(), |this, out, channels| {
             let x = &this.buffers[x.0 as usize].data;
             let weight = this.weights[weight.0 as usize].vector();
@@ -211,12 +254,20 @@ impl<K: Kernels> HostBackend<K> {
                 let sequence =
                     this.sequences[sequence.0 as usize].as_mut().expect("the sequence is open");
                 let range = rows.start * channels..rows.end * channels;
+                let (dilation, state) = match state {
+                    ConvState::Recurrent(layer) => (1, sequence.recurrent.conv(layer)),
+                    ConvState::Extra(index) => {
+                        let shape = sequence.shape.extra_conv.expect("the model has such");
+                        (shape.dilation, sequence.recurrent.extra_conv(index))
+                    }
+                };
                 this.kernels.short_conv(ShortConv {
                     x: &x[range.clone()],
                     channels,
                     weight,
                     taps: weight.len() / channels,
-                    state: sequence.recurrent.conv(layer),
+                    dilation,
+                    state,
                     out: &mut out[range],
                 });
             }
@@ -228,6 +279,7 @@ impl<K: Kernels> HostBackend<K> {
         layer: usize,
         inputs: [BufferId; 3],
         params: DeltaParams,
+        gate: Gate,
         out: BufferId,
     ) {
         self.write(out, self.rows.len(), |this, out, out_width| {
@@ -250,6 +302,7 @@ impl<K: Kernels> HostBackend<K> {
                     dt_bias: vector(params.dt_bias),
                     norm: vector(params.norm),
                     eps: params.eps,
+                    gate,
                     state: sequence.recurrent.state(layer),
                     out: &mut out[rows.start * out_width..rows.end * out_width],
                 });
@@ -308,7 +361,13 @@ impl<K: Kernels> HostBackend<K> {
         self.groups = recycle(groups);
     }
 
-    fn combine(&mut self, router: RouterHandle, shared: Option<SharedOutput>, to: BufferId) {
+    fn combine(
+        &mut self,
+        router: RouterHandle,
+        shared: Option<SharedOutput>,
+        to: BufferId,
+        set: bool,
+    ) {
         let n_rows = self.rows.len();
         self.write(to, n_rows, |this, to, hidden| {
             let router = &this.routers[router.0 as usize];
@@ -327,6 +386,7 @@ impl<K: Kernels> HostBackend<K> {
                 outputs: &router.outputs[..pairs * hidden],
                 shared,
                 hidden,
+                set,
                 to,
             });
         });

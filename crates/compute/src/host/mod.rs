@@ -5,10 +5,12 @@
 //! caller wait, who has reads to put in flight while resident experts have yet to be computed.
 
 mod execute;
+mod index;
 pub(crate) mod memory;
 mod residency;
 mod rope;
 mod sequence;
+mod streams;
 
 pub(crate) use memory::fill;
 
@@ -64,6 +66,8 @@ struct Router {
 /// What the next submit runs, in order.
 enum Queued {
     Op(Op),
+    /// Staged values into rows of a buffer from the first on.
+    Upload(BufferId, usize, Range<usize>),
     Publish(ExpertKey, Resident),
     Unpublish(ExpertKey),
 }
@@ -92,6 +96,9 @@ pub(crate) struct HostBackend<K> {
     rows: Vec<Row>,
     runs: Vec<Run>,
     queue: Vec<Queued>,
+    /// Values that uploads in the queue bring.
+    staged: Vec<f32>,
+    index: index::Scratch,
     /// Work space of the expert operation.
     pairs: Vec<Pair>,
     groups: Vec<ExpertGroup<'static>>,
@@ -114,6 +121,8 @@ impl<K: Kernels> HostBackend<K> {
             rows: Vec::new(),
             runs: Vec::new(),
             queue: Vec::new(),
+            staged: Vec::new(),
+            index: index::Scratch::default(),
             pairs: Vec::new(),
             groups: Vec::new(),
             epoch: Epoch(0),
@@ -125,12 +134,16 @@ impl<K: Kernels> HostBackend<K> {
         for queued in queue.drain(..) {
             match queued {
                 Queued::Op(op) => self.execute(&op),
+                Queued::Upload(buffer, first_row, staged) => {
+                    self.write_staged(buffer, first_row, staged);
+                }
                 Queued::Publish(key, resident) => self.residency.publish(key, resident),
                 Queued::Unpublish(key) => self.residency.unpublish(key),
             }
         }
         // Nothing is recorded while the queue runs; its allocation is kept.
         self.queue = queue;
+        self.staged.clear();
     }
 
     fn active_routes(&self, router: RouterHandle) -> &[Routed] {
@@ -304,6 +317,12 @@ impl<K: Kernels> Backend for HostBackend<K> {
         self.queue.push(Queued::Op(op));
     }
 
+    fn upload(&mut self, buffer: BufferId, first_row: usize, values: &[f32]) {
+        let start = self.staged.len();
+        self.staged.extend_from_slice(values);
+        self.queue.push(Queued::Upload(buffer, first_row, start..self.staged.len()));
+    }
+
     fn moe(
         &mut self,
         layer: LayerIndex,
@@ -363,6 +382,7 @@ impl<K: Kernels> Backend for HostBackend<K> {
             self.routers.iter().map(|r| r.outputs.bytes() + 9 * r.routes.len() as u64).sum();
         let sequences: u64 = self.sequences.iter().flatten().map(Sequence::bytes).sum();
         let snapshots: u64 = self.snapshots.iter().flatten().map(|(_, s)| s.bytes()).sum();
-        weights + buffers + routers + sequences + snapshots + self.kernels.allocated_bytes()
+        let host = 4 * self.staged.capacity() as u64 + self.index.bytes();
+        weights + buffers + routers + sequences + snapshots + host + self.kernels.allocated_bytes()
     }
 }

@@ -39,14 +39,21 @@ impl Rope {
     }
 
     pub(crate) fn begin_pass(&mut self, rows: &[Row]) {
-        self.angles.clear();
+        let mut angles = std::mem::take(&mut self.angles);
+        angles.clear();
         for row in rows {
-            let turned = |frequency: &f64| f64::from(row.position) * frequency;
-            let cos = |frequency| (libm::cos(turned(frequency)) * self.magnitude) as f32;
-            let sin = |frequency| (libm::sin(turned(frequency)) * self.magnitude) as f32;
-            self.angles.extend(self.frequencies.iter().map(cos));
-            self.angles.extend(self.frequencies.iter().map(sin));
+            self.push_angles(row.position, &mut angles);
         }
+        self.angles = angles;
+    }
+
+    /// Adds the `rotary_dim` angles of a position.
+    pub(crate) fn push_angles(&self, position: u32, angles: &mut Vec<f32>) {
+        let turned = |frequency: &f64| f64::from(position) * frequency;
+        let cos = |frequency| (libm::cos(turned(frequency)) * self.magnitude) as f32;
+        let sin = |frequency| (libm::sin(turned(frequency)) * self.magnitude) as f32;
+        angles.extend(self.frequencies.iter().map(cos));
+        angles.extend(self.frequencies.iter().map(sin));
     }
 
     pub(crate) fn angles(&self) -> &[f32] {

@@ -1,12 +1,12 @@
-//! What a sequence remembers: keys, values, recurrent state.
+//! What a sequence remembers: keys, values, keys of the index, recurrent state.
 
 use quant::f32_to_f16;
 
-use crate::backend::{ComputeError, KvType, RecurrentShape, SequenceShape};
+use crate::backend::{ComputeError, IndexShape, KvType, SequenceShape};
 use crate::host::memory::{Floats, Region};
 use crate::kernels::KvRows;
 
-/// Keys or values of one layer, `[context, width]`.
+/// Keys or values of one layer, `[positions, width]`; those of an index also by block.
 #[derive(Debug)]
 struct Cache {
     region: Region,
@@ -16,16 +16,18 @@ struct Cache {
 }
 
 impl Cache {
-    fn new(kind: KvType, width: usize, context: usize) -> Result<Self, ComputeError> {
+    fn new(
+        what: &'static str,
+        kind: KvType,
+        width: usize,
+        context: usize,
+    ) -> Result<Self, ComputeError> {
         let element = match kind {
             KvType::F16 => 2,
             KvType::F32 => 4,
         };
         Ok(Self {
-            region: Region::new(
-                "the KV cache",
-                width.saturating_mul(context).saturating_mul(element),
-            )?,
+            region: Region::new(what, width.saturating_mul(context).saturating_mul(element))?,
             kind,
             width,
             context,
@@ -63,17 +65,28 @@ pub(crate) struct Recurrent {
     /// `[layers, taps - 1, channels]`.
     conv: Floats,
     layers: usize,
+    /// `[convolutions, (taps - 1)·dilation, channels]`.
+    extra_conv: Floats,
+    extra_convs: usize,
 }
 
 impl Recurrent {
-    fn new(shape: &RecurrentShape) -> Result<Self, ComputeError> {
-        let state = shape.value_heads * shape.key_dim * shape.value_dim;
-        let conv = (shape.conv_kernel - 1) * shape.conv_channels();
-        Ok(Self {
-            state: Floats::zeroed("a recurrent state", shape.layers.saturating_mul(state))?,
-            conv: Floats::zeroed("a recurrent state", shape.layers.saturating_mul(conv))?,
-            layers: shape.layers,
-        })
+    fn new(shape: &SequenceShape) -> Result<Self, ComputeError> {
+        let mut new = Self::default();
+        let zeros =
+            |n: usize, len: usize| Floats::zeroed("a recurrent state", n.saturating_mul(len));
+        if let Some(shape) = &shape.recurrent {
+            let state = shape.value_heads * shape.key_dim * shape.value_dim;
+            let conv = (shape.conv_kernel - 1) * shape.conv_channels();
+            new.state = zeros(shape.layers, state)?;
+            new.conv = zeros(shape.layers, conv)?;
+            new.layers = shape.layers;
+        }
+        if let Some(shape) = &shape.extra_conv {
+            new.extra_conv = zeros(shape.count, shape.state_len())?;
+            new.extra_convs = shape.count;
+        }
+        Ok(new)
     }
 
     /// A copy in memory of its own.
@@ -82,6 +95,8 @@ impl Recurrent {
             state: Floats::zeroed("a snapshot", self.state.len())?,
             conv: Floats::zeroed("a snapshot", self.conv.len())?,
             layers: self.layers,
+            extra_conv: Floats::zeroed("a snapshot", self.extra_conv.len())?,
+            extra_convs: self.extra_convs,
         };
         copy.copy_from(self);
         Ok(copy)
@@ -90,11 +105,13 @@ impl Recurrent {
     pub(crate) fn copy_from(&mut self, other: &Self) {
         self.state.copy_from_slice(&other.state);
         self.conv.copy_from_slice(&other.conv);
+        self.extra_conv.copy_from_slice(&other.extra_conv);
     }
 
     pub(crate) fn clear(&mut self) {
         self.state.fill(0.0);
         self.conv.fill(0.0);
+        self.extra_conv.fill(0.0);
     }
 
     /// State of one layer, `[nv, dk, dv]`.
@@ -109,16 +126,29 @@ impl Recurrent {
         &mut self.conv[layer * len..(layer + 1) * len]
     }
 
+    /// Inputs of one of the other convolutions, `[(taps - 1)·dilation, channels]`.
+    pub(crate) fn extra_conv(&mut self, index: usize) -> &mut [f32] {
+        let len = self.extra_conv.len() / self.extra_convs;
+        &mut self.extra_conv[index * len..(index + 1) * len]
+    }
+
     pub(crate) fn bytes(&self) -> u64 {
-        self.state.bytes() + self.conv.bytes()
+        self.state.bytes() + self.conv.bytes() + self.extra_conv.bytes()
     }
 }
 
 /// One sequence.
+///
+/// Caches are addressed by position, so a sequence is cut by going on from a smaller one. That is why raw index keys
+/// are kept for all positions: a cut in the middle of a block needs those before it.
 #[derive(Debug)]
 pub(crate) struct Sequence {
     keys: Vec<Cache>,
     values: Vec<Cache>,
+    /// Raw index keys by position.
+    index_raw: Vec<Cache>,
+    /// Index keys by block.
+    index_blocks: Vec<Cache>,
     pub(crate) recurrent: Recurrent,
     pub(crate) shape: SequenceShape,
 }
@@ -126,14 +156,21 @@ pub(crate) struct Sequence {
 impl Sequence {
     pub(crate) fn new(shape: SequenceShape, kv: KvType) -> Result<Self, ComputeError> {
         let width = shape.kv_heads * shape.head_dim;
-        let caches = || -> Result<Vec<Cache>, ComputeError> {
-            (0..shape.kv_layers).map(|_| Cache::new(kv, width, shape.context_tokens)).collect()
+        let context = shape.context_tokens;
+        let caches = |what, layers, width, places| -> Result<Vec<Cache>, ComputeError> {
+            (0..layers).map(|_| Cache::new(what, kv, width, places)).collect()
         };
-        let recurrent = match &shape.recurrent {
-            Some(shape) => Recurrent::new(shape)?,
-            None => Recurrent::default(),
-        };
-        Ok(Self { keys: caches()?, values: caches()?, recurrent, shape })
+        let kv_cache = || caches("the KV cache", shape.kv_layers, width, context);
+        let index = shape.index.unwrap_or(IndexShape { layers: 0, dim: 0, ratio: 1 });
+        let index_cache = |places| caches("the index", index.layers, index.dim, places);
+        Ok(Self {
+            keys: kv_cache()?,
+            values: kv_cache()?,
+            index_raw: index_cache(context)?,
+            index_blocks: index_cache(context / index.ratio)?,
+            recurrent: Recurrent::new(&shape)?,
+            shape,
+        })
     }
 
     /// Writes keys and values of consecutive rows.
@@ -150,13 +187,33 @@ impl Sequence {
         self.values[layer].rows()
     }
 
+    /// # Panics
+    /// If the sequence has no index.
+    pub(crate) const fn index_shape(&self) -> IndexShape {
+        self.shape.index.expect("the model has an index")
+    }
+
+    /// Writes raw index keys of consecutive rows.
+    pub(crate) fn append_index(&mut self, layer: usize, position: usize, keys: &[f32]) {
+        self.index_raw[layer].append(position, keys);
+    }
+
+    /// Writes the keys of consecutive blocks.
+    pub(crate) fn append_blocks(&mut self, layer: usize, block: usize, keys: &[f32]) {
+        self.index_blocks[layer].append(block, keys);
+    }
+
+    pub(crate) fn index_raw(&self, layer: usize) -> KvRows<'_> {
+        self.index_raw[layer].rows()
+    }
+
+    pub(crate) fn index_blocks(&self, layer: usize) -> KvRows<'_> {
+        self.index_blocks[layer].rows()
+    }
+
     pub(crate) fn bytes(&self) -> u64 {
-        let caches = self
-            .keys
-            .iter()
-            .chain(&self.values)
-            .map(|cache| cache.region.len() as u64)
-            .sum::<u64>();
-        caches + self.recurrent.bytes()
+        let caches = [&self.keys, &self.values, &self.index_raw, &self.index_blocks];
+        let caches = caches.into_iter().flatten().map(|cache| cache.region.len() as u64);
+        caches.sum::<u64>() + self.recurrent.bytes()
     }
 }

@@ -23,23 +23,66 @@ pub(crate) struct KvHead<'a> {
     pub(crate) start: usize,
 }
 
-/// `out = softmax(q · k_p / sqrt(dim)) · v_p` over positions `p < n_positions`.
+/// Positions that a row sees, ascending.
+#[derive(Clone, Copy)]
+pub(crate) enum Seen<'a> {
+    /// The first so many.
+    All(usize),
+    /// The first `n` tokens of these blocks of `ratio` positions each, which ascend.
+    Blocks { blocks: &'a [u32], ratio: usize, n: usize },
+}
+
+impl Seen<'_> {
+    /// Fills in those of one block of the grid, beginning with the one that `before` others precede; how many.
+    #[inline(always)]
+    pub(crate) fn block(self, before: usize, positions: &mut [usize; BLOCK]) -> usize {
+        match self {
+            Self::All(n) => {
+                let n = BLOCK.min(n - before);
+                for (i, position) in positions[..n].iter_mut().enumerate() {
+                    *position = before + i;
+                }
+                n
+            }
+            Self::Blocks { blocks, ratio, n } => {
+                let mut found = 0;
+                while before + found < n {
+                    let (block, token) = ((before + found) / ratio, (before + found) % ratio);
+                    let position = blocks[block] as usize * ratio + token;
+                    if found > 0 && position / BLOCK != positions[0] / BLOCK {
+                        break;
+                    }
+                    positions[found] = position;
+                    found += 1;
+                }
+                found
+            }
+        }
+    }
+}
+
+/// `out = softmax(q · k_p / sqrt(dim)) · v_p` over the positions `p` that are seen.
 ///
-/// Per block: scores, their maximum, the accumulator rescaled to it, then values added in position order. A row's
-/// bits depend on `q` and on the positions that it sees, on nothing else.
+/// Per block of the absolute grid that has any: scores, their maximum, the accumulator rescaled to it, then values
+/// added in position order. A row's bits depend on `q` and on the positions that it sees, on nothing else.
 #[inline(always)]
-pub(crate) fn attend(q: &[f32], head: KvHead<'_>, n_positions: usize, out: &mut [f32]) {
+pub(crate) fn attend(q: &[f32], head: KvHead<'_>, seen: Seen<'_>, out: &mut [f32]) {
     let dim = q.len();
     let scale = 1.0 / (dim as f32).sqrt();
-    let mut scores = [0.0; BLOCK];
+    let (mut scores, mut positions) = ([0.0; BLOCK], [0; BLOCK]);
     let (mut max, mut total) = (f32::NEG_INFINITY, 0.0_f32);
     out.fill(0.0);
-    for start in (0..n_positions).step_by(BLOCK) {
-        let n = BLOCK.min(n_positions - start);
+    let mut done = 0;
+    loop {
+        let n = seen.block(done, &mut positions);
+        if n == 0 {
+            break;
+        }
+        done += n;
         let scores = &mut scores[..n];
         let before = max;
-        for (i, score) in scores.iter_mut().enumerate() {
-            *score = dot(q, head.keys, (start + i) * head.width + head.start) * scale;
+        for (score, position) in scores.iter_mut().zip(positions) {
+            *score = dot(q, head.keys, position * head.width + head.start) * scale;
             max = if *score > max { *score } else { max };
         }
         let correction = exp(before - max);
@@ -50,8 +93,8 @@ pub(crate) fn attend(q: &[f32], head: KvHead<'_>, n_positions: usize, out: &mut 
         for y in out.iter_mut() {
             *y *= correction;
         }
-        for (i, p) in scores.iter().enumerate() {
-            add_scaled(*p, head.values, (start + i) * head.width + head.start, out);
+        for (p, position) in scores.iter().zip(positions) {
+            add_scaled(*p, head.values, position * head.width + head.start, out);
         }
     }
     for y in out.iter_mut() {
@@ -61,7 +104,7 @@ pub(crate) fn attend(q: &[f32], head: KvHead<'_>, n_positions: usize, out: &mut 
 
 /// [`lanes::dot`] with the values at `at`.
 #[inline(always)]
-fn dot(q: &[f32], rows: KvRows<'_>, at: usize) -> f32 {
+pub(crate) fn dot(q: &[f32], rows: KvRows<'_>, at: usize) -> f32 {
     let mut sums = [0.0; LANES];
     for (i, q) in q.chunks(LANES).enumerate() {
         let mut x = [0.0; LANES];
@@ -74,7 +117,7 @@ fn dot(q: &[f32], rows: KvRows<'_>, at: usize) -> f32 {
 
 /// `out += p · v`, `v` being the values at `at`.
 #[inline(always)]
-fn add_scaled(p: f32, rows: KvRows<'_>, at: usize, out: &mut [f32]) {
+pub(crate) fn add_scaled(p: f32, rows: KvRows<'_>, at: usize, out: &mut [f32]) {
     for (i, out) in out.chunks_mut(LANES).enumerate() {
         let mut x = [0.0; LANES];
         let x = &mut x[..out.len()];
@@ -153,7 +196,12 @@ mod tests {
                 let q: Vec<f32> = noise(dim, 3).iter().map(|v| v * 9.0).collect();
                 let mut out = vec![f32::NAN; dim];
                 let rows = (KvRows::F32(&keys), KvRows::F32(&values));
-                attend(&q, KvHead { keys: rows.0, values: rows.1, width, start }, n, &mut out);
+                attend(
+                    &q,
+                    KvHead { keys: rows.0, values: rows.1, width, start },
+                    Seen::All(n),
+                    &mut out,
+                );
                 let exact = exact(&q, &keys, &values, (width, start));
                 for (j, (y, (exact, size))) in out.iter().zip(exact).enumerate() {
                     let error = (f64::from(*y) - exact).abs();
@@ -173,7 +221,7 @@ mod tests {
         let q = noise(dim, 6);
         let run = |keys, values| {
             let mut out = vec![0.0; dim];
-            attend(&q, KvHead { keys, values, width: dim, start: 0 }, n, &mut out);
+            attend(&q, KvHead { keys, values, width: dim, start: 0 }, Seen::All(n), &mut out);
             out.iter().map(|y| y.to_bits()).collect::<Vec<_>>()
         };
         assert_eq!(
@@ -193,7 +241,7 @@ mod tests {
         q[0] = 1e18;
         let mut out = vec![0.0; dim];
         let (keys, values) = (KvRows::F32(&keys), KvRows::F32(&values));
-        attend(&q, KvHead { keys, values, width: dim, start: 0 }, n, &mut out);
+        attend(&q, KvHead { keys, values, width: dim, start: 0 }, Seen::All(n), &mut out);
         assert!(out.iter().all(|y| y.to_bits() == 70.0_f32.to_bits()), "{out:?}");
     }
 }

@@ -11,7 +11,7 @@
 
 use quant::lanes;
 
-use crate::backend::{HeadOrder, Role};
+use crate::backend::{Gate, HeadOrder, Role};
 use crate::kernels::DeltaRule;
 use crate::reference::math::{exp, sigmoid, silu, softplus};
 use crate::reference::norm;
@@ -234,14 +234,23 @@ fn carry(n_rows: usize, state: &mut [f32], scratch: &mut Scratch, dk: usize, dv:
     }
 }
 
-/// Norm of the head's output, times `silu(z)`.
+/// Norm of the head's output, times its gate.
 #[inline(always)]
 fn finish(job: &DeltaRule<'_>, head: usize, row: usize, o: &mut [f32]) {
     let dv = job.shape.value_dim;
     norm::rms_norm_in_place(o, job.norm, job.eps);
     let z = &job.z[(row * job.shape.value_heads + head) * dv..][..dv];
-    for (o, z) in o.iter_mut().zip(z) {
-        *o *= silu(*z);
+    match job.gate {
+        Gate::Silu => {
+            for (o, z) in o.iter_mut().zip(z) {
+                *o *= silu(*z);
+            }
+        }
+        Gate::Sigmoid => {
+            for (o, z) in o.iter_mut().zip(z) {
+                *o *= sigmoid(*z);
+            }
+        }
     }
 }
 

@@ -13,18 +13,22 @@
 pub(crate) mod attention;
 pub(crate) mod combine;
 pub(crate) mod delta_rule;
+pub(crate) mod index;
 pub(crate) mod math;
 pub(crate) mod norm;
 pub(crate) mod router;
 pub(crate) mod short_conv;
+pub(crate) mod streams;
 
 use quant::Q8Row;
 
 use crate::backend::{Activations, Routed};
 use crate::kernels::{
-    Attend, BadLogit, Combine, DeltaRule, Experts, HeadNormRope, Kernels, Matrix, ShortConv,
+    Attend, AttendSelected, BadLogit, Combine, DeltaRule, Experts, GatedValue, GroupNorm,
+    HeadNormRope, Kernels, Matrix, PoolKeys, ShortConv,
 };
-use attention::KvHead;
+use attention::{KvHead, Seen};
+use index::IndexQueries;
 use math::silu;
 
 /// Kernels without SIMD and threads.
@@ -34,8 +38,10 @@ pub(crate) struct ReferenceKernels {
     delta: delta_rule::Scratch,
     /// A row of whatever the kernel at hand needs.
     row: Vec<f32>,
-    /// `gate · x` and `up · x` of one expert.
+    /// `gate · x` and `up · x` of one expert; scores of blocks and their order.
     inner: [Vec<f32>; 2],
+    /// Blocks that a row sees.
+    chosen: Vec<u32>,
 }
 
 impl ReferenceKernels {
@@ -46,6 +52,7 @@ impl ReferenceKernels {
             delta: delta_rule::Scratch::default(),
             row: Vec::new(),
             inner: [Vec::new(), Vec::new()],
+            chosen: Vec::new(),
         }
     }
 
@@ -70,6 +77,21 @@ impl ReferenceKernels {
 pub(crate) fn silu_mul(gate: &mut [f32], up: &[f32]) {
     for (g, u) in gate.iter_mut().zip(up) {
         *g = silu(*g) * u;
+    }
+}
+
+/// Row `r` of [`Attend`], which sees `seen`; `job.out` is not looked at.
+fn attend_row(job: &Attend<'_>, r: usize, seen: Seen<'_>, out: &mut [f32]) {
+    let (count, dim) = (job.heads.count, job.heads.dim);
+    let q = &job.q[r * job.q_width..(r + 1) * job.q_width];
+    for (h, out) in out.chunks_exact_mut(dim).enumerate() {
+        let start = h / (count / job.kv_heads) * dim;
+        let query = &q[h * job.heads.stride..];
+        let (keys, values, width) = (job.keys, job.values, job.kv_heads * dim);
+        attention::attend(&query[..dim], KvHead { keys, values, width, start }, seen, out);
+        if job.gated {
+            gate(out, &query[dim..2 * dim]);
+        }
     }
 }
 
@@ -111,19 +133,42 @@ impl Kernels for ReferenceKernels {
     }
 
     fn attend(&mut self, job: Attend<'_>) {
-        let (count, dim) = (job.heads.count, job.heads.dim);
-        let width = job.kv_heads * dim;
-        let rows = job.q.chunks_exact(job.q_width).zip(job.out.chunks_exact_mut(count * dim));
-        for (r, (q, out)) in rows.enumerate() {
-            for (h, out) in out.chunks_exact_mut(dim).enumerate() {
-                let start = h / (count / job.kv_heads) * dim;
-                let query = &q[h * job.heads.stride..];
-                let head = KvHead { keys: job.keys, values: job.values, width, start };
-                attention::attend(&query[..dim], head, job.first_position + r + 1, out);
-                if job.gated {
-                    gate(out, &query[dim..2 * dim]);
-                }
+        let Attend { out, .. } = job;
+        let job = Attend { out: &mut [], ..job };
+        for (r, out) in out.chunks_exact_mut(job.heads.count * job.heads.dim).enumerate() {
+            attend_row(&job, r, Seen::All(job.first_position + r + 1), out);
+        }
+    }
+
+    fn attend_selected(&mut self, job: AttendSelected<'_>) {
+        let AttendSelected { attend, index_keys, index_heads: heads, ratio, blocks, .. } = job;
+        let Attend { out, .. } = attend;
+        let attend = Attend { out: &mut [], ..attend };
+        let [scores, order] = &mut self.inner;
+        // A sequence grows; room for its whole context is taken at once.
+        let context_blocks = index_keys.len() / heads.dim;
+        for scratch in [&mut *scores, &mut *order] {
+            scratch.reserve(context_blocks.saturating_sub(scratch.len()));
+        }
+        self.chosen.resize(blocks + 1, 0);
+        let outs = out.chunks_exact_mut(attend.heads.count * attend.heads.dim);
+        for (r, (q, out)) in job.index_q.chunks_exact(job.index_width).zip(outs).enumerate() {
+            let position = attend.first_position + r;
+            let complete = (position + 1) / ratio;
+            if complete > blocks {
+                scores.resize(complete, 0.0);
+                index::scores(IndexQueries { q, heads }, index_keys, 0, scores);
+                index::select(scores, order, &mut self.chosen);
             }
+            attend_row(&attend, r, index::seen(position, ratio, &self.chosen), out);
+        }
+    }
+
+    fn pool_keys(&mut self, job: PoolKeys<'_>) {
+        let PoolKeys { out, .. } = job;
+        let job = PoolKeys { out: &mut [], ..job };
+        for (i, out) in out.chunks_exact_mut(job.weight.len()).enumerate() {
+            index::pool(&job, i, out);
         }
     }
 
@@ -203,12 +248,50 @@ impl Kernels for ReferenceKernels {
         {
             let shared =
                 job.shared.map(|(y, gates)| (&y[r * job.hidden..(r + 1) * job.hidden], gates[r]));
-            combine::combine(routes, outputs, shared, &mut self.row, to);
+            combine::combine(routes, outputs, shared, &mut self.row, (to, job.set));
+        }
+    }
+
+    fn group_norm(&mut self, x: &[f32], weight: &[f32], norm: GroupNorm, out: &mut [f32]) {
+        let width = weight.len() / norm.groups;
+        let groups = x.chunks_exact(width).zip(out.chunks_exact_mut(width));
+        for ((x, out), weight) in groups.zip(weight.chunks_exact(width).cycle()) {
+            norm::rms_norm(x, weight, norm.eps, out);
+        }
+    }
+
+    fn scaled_silu(&mut self, x: &mut [f32], scale: f32) {
+        streams::scaled_silu(x, scale);
+    }
+
+    fn stream_mix(&mut self, mix: &[f32], n: &[f32], hidden: usize, out: &mut [f32]) {
+        let width = mix.len() / (out.len() / hidden);
+        let rows = mix.chunks_exact(width).zip(n.chunks_exact(width));
+        for ((mix, n), out) in rows.zip(out.chunks_exact_mut(hidden)) {
+            streams::mix(mix, n, (hidden, 0), out);
+        }
+    }
+
+    fn inject(&mut self, logits: &[f32], y: &[f32], hidden: usize, to: &mut [f32]) {
+        let n = to.len() / y.len();
+        let rows = logits.chunks_exact(n).zip(y.chunks_exact(hidden));
+        for ((logits, y), to) in rows.zip(to.chunks_exact_mut(n * hidden)) {
+            streams::inject(logits, y, to);
+        }
+    }
+
+    fn gated_value(&mut self, job: GatedValue<'_>) {
+        let width = job.k.len() / (job.v.len() / job.hidden);
+        let rows = job.k.chunks_exact(width).zip(job.q.chunks_exact(width));
+        let outs = job.v.chunks_exact(job.hidden).zip(job.out.chunks_exact_mut(width));
+        for ((k, q), (v, out)) in rows.zip(outs) {
+            streams::gated_value(k, q, v, out);
         }
     }
 
     fn allocated_bytes(&self) -> u64 {
-        let rows = self.inner.iter().chain([&self.row]).map(Vec::capacity).sum::<usize>();
+        let rows = self.inner.iter().chain([&self.row]).map(Vec::capacity).sum::<usize>()
+            + self.chosen.capacity();
         let q8 = self.q8.quants().len() + 4 * self.q8.scales().len() + 2 * self.q8.sums().len();
         (4 * rows + q8) as u64 + self.delta.bytes()
     }

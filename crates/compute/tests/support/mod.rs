@@ -7,9 +7,9 @@ use std::ops::Range;
 use std::ptr::NonNull;
 
 use compute::backend::{
-    Activations, Backend, BufferId, ComputeError, DeltaParams, HeadOrder, Heads, KvType,
-    MatrixShape, Moe, Op, RecurrentShape, Role, RopeId, RopeSpec, RouterHandle, RouterShape, Row,
-    SequenceId, SequenceShape, SharedOutput, SlotClass, WeightId,
+    Activations, Backend, BufferId, ComputeError, ConvState, DeltaParams, Gate, HeadOrder, Heads,
+    KvType, MatrixShape, Moe, Op, RecurrentShape, Role, RopeId, RopeSpec, RouterHandle,
+    RouterShape, Row, SequenceId, SequenceShape, SharedOutput, SlotClass, WeightId,
 };
 use quant::{BlockType, ExpertMatrices, SlotMatrix};
 use units::{Epoch, ExpertKey, LayerIndex, SlotIndex};
@@ -43,6 +43,8 @@ pub(crate) const SEQUENCE: SequenceShape = SequenceShape {
     kv_heads: KV_HEADS,
     head_dim: HEAD_DIM,
     recurrent: Some(RECURRENT),
+    extra_conv: None,
+    index: None,
 };
 
 /// Gate, up and down of the experts of each layer: both sizes of activation blocks in one expert, and floats.
@@ -302,9 +304,11 @@ impl Model {
     fn delta_net(&mut self) {
         let Mixer { inputs: [(_, qkv), (_, z), (_, ba)], inner, .. } = self.layers[0].mixer;
         let (weight, conv) = self.conv;
-        self.backend.record(Op::ShortConv { layer: 0, x: qkv, weight, out: conv });
+        let state = ConvState::Recurrent(0);
+        self.backend.record(Op::ShortConv { state, x: qkv, weight, out: conv });
         let params = self.params;
-        self.backend.record(Op::DeltaRule { layer: 0, conv, z, ba, params, out: inner });
+        let gate = Gate::Silu;
+        self.backend.record(Op::DeltaRule { layer: 0, conv, z, ba, params, gate, out: inner });
     }
 
     fn attention(&mut self) {
@@ -357,7 +361,7 @@ impl Model {
             self.experts(layer, n)?;
             let [_, _, y, gate_logit] = self.shared;
             let shared = Some(SharedOutput { y, gate_logit });
-            self.backend.record(Op::Combine { router, shared, to: self.h });
+            self.backend.record(Op::Combine { router, shared, to: self.h, set: false });
         }
         self.norm(self.head_norm, n);
         self.mat_mul(self.head.0, self.x, self.head.1, n);

@@ -1,7 +1,9 @@
 //! The store on real files and real threads.
 
+mod blocks;
 mod bytes;
 mod faults;
 mod files;
+mod ngram;
 #[cfg(test)]
 mod support;

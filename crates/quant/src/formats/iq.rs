@@ -24,15 +24,14 @@ fn signed<const N: usize>(entry: &[i8; N], signs: u8, first: usize, out: &mut [i
 
 /// Bytes: `d` f16; for each run of 32, four indices and a u32 of four 7-bit signs and `t`.
 /// Value: `d · (0.5 + t) / 4 · v`.
+#[derive(Clone, Copy)]
 pub(crate) struct Iq2Xxs;
 
 impl Format for Iq2Xxs {
-    const LEN: usize = 256;
-    const BYTES: usize = 66;
     const LARGEST: i32 = 31 * 43;
 
     #[inline(always)]
-    fn unpack(block: &[u8], out: &mut Unpacked) {
+    fn unpack(self, block: &[u8], out: &mut Unpacked) {
         out.scale = f16_at(block, 0) * 0.125;
         let word = |k: usize| u32_at(block, 6 + 8 * k);
         out.scales_of_32(|k| 2 * (word(k) >> 28) as i8 + 1);
@@ -45,15 +44,14 @@ impl Format for Iq2Xxs {
 }
 
 /// Bytes: `d` f16, 32 u16 of a 9-bit index and 7-bit signs, 16 nibbles `t`. Value: `d · (0.5 + t) / 4 · v`.
+#[derive(Clone, Copy)]
 pub(crate) struct Iq2Xs;
 
 impl Format for Iq2Xs {
-    const LEN: usize = 256;
-    const BYTES: usize = 74;
     const LARGEST: i32 = 31 * 43;
 
     #[inline(always)]
-    fn unpack(block: &[u8], out: &mut Unpacked) {
+    fn unpack(self, block: &[u8], out: &mut Unpacked) {
         out.scale = f16_at(block, 0) * 0.125;
         out.scales = std::array::from_fn(|k| odd_nibble(&block[66..], k));
         for (g, codes) in out.codes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
@@ -66,15 +64,14 @@ impl Format for Iq2Xs {
 
 /// Bytes: `d` f16, 32 low indices, 32 of signs, 8 of high index bits, 16 nibbles `t`.
 /// Value: `d · (0.5 + t) / 4 · v`.
+#[derive(Clone, Copy)]
 pub(crate) struct Iq2S;
 
 impl Format for Iq2S {
-    const LEN: usize = 256;
-    const BYTES: usize = 82;
     const LARGEST: i32 = 31 * 43;
 
     #[inline(always)]
-    fn unpack(block: &[u8], out: &mut Unpacked) {
+    fn unpack(self, block: &[u8], out: &mut Unpacked) {
         out.scale = f16_at(block, 0) * 0.125;
         out.scales = std::array::from_fn(|k| odd_nibble(&block[74..], k));
         for (g, codes) in out.codes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
@@ -86,15 +83,14 @@ impl Format for Iq2S {
 }
 
 /// Bytes: `d` f16, 64 indices, 8 u32 of four 7-bit signs and `t`. Value: `d · (0.5 + t) / 2 · v`.
+#[derive(Clone, Copy)]
 pub(crate) struct Iq3Xxs;
 
 impl Format for Iq3Xxs {
-    const LEN: usize = 256;
-    const BYTES: usize = 98;
     const LARGEST: i32 = 31 * 62;
 
     #[inline(always)]
-    fn unpack(block: &[u8], out: &mut Unpacked) {
+    fn unpack(self, block: &[u8], out: &mut Unpacked) {
         out.scale = f16_at(block, 0) * 0.25;
         let word = |k: usize| u32_at(block, 66 + 4 * k);
         out.scales_of_32(|k| 2 * (word(k) >> 28) as i8 + 1);
@@ -107,15 +103,14 @@ impl Format for Iq3Xxs {
 }
 
 /// Bytes: `d` f16, 64 low indices, 8 of high index bits, 32 of signs, 8 nibbles `t`. Value: `d · (1 + 2t) · v`.
+#[derive(Clone, Copy)]
 pub(crate) struct Iq3S;
 
 impl Format for Iq3S {
-    const LEN: usize = 256;
-    const BYTES: usize = 110;
     const LARGEST: i32 = 31 * 15;
 
     #[inline(always)]
-    fn unpack(block: &[u8], out: &mut Unpacked) {
+    fn unpack(self, block: &[u8], out: &mut Unpacked) {
         out.scale = f16_at(block, 0);
         out.scales_of_32(|k| odd_nibble(&block[106..], k));
         for (g, codes) in out.codes.as_chunks_mut::<4>().0.iter_mut().enumerate() {
@@ -135,15 +130,14 @@ fn shifted(entry: &[i8; 8], down: bool) -> [i8; 8] {
 
 /// Bytes: `d` f16, 32 low indices, 8 u16 of four times 3 high index bits, `t` of 3 bits and the shift's sign.
 /// Value: `d · (2t + 1) · (g ± 0.125)`.
+#[derive(Clone, Copy)]
 pub(crate) struct Iq1S;
 
 impl Format for Iq1S {
-    const LEN: usize = 256;
-    const BYTES: usize = 50;
     const LARGEST: i32 = 15 * 9;
 
     #[inline(always)]
-    fn unpack(block: &[u8], out: &mut Unpacked) {
+    fn unpack(self, block: &[u8], out: &mut Unpacked) {
         out.scale = f16_at(block, 0) * 0.125;
         let word = |k: usize| u16_at(block, 34 + 2 * k);
         out.scales_of_32(|k| 2 * (word(k) >> 12 & 7) as i8 + 1);
@@ -157,15 +151,14 @@ impl Format for Iq1S {
 
 /// Bytes: 32 low indices; 32 nibbles of 3 high index bits and the shift's sign; four u16, each four times 3 bits `t`
 /// and 4 bits of `d`. Value: `d · (2t + 1) · (g ± 0.125)`.
+#[derive(Clone, Copy)]
 pub(crate) struct Iq1M;
 
 impl Format for Iq1M {
-    const LEN: usize = 256;
-    const BYTES: usize = 56;
     const LARGEST: i32 = 15 * 9;
 
     #[inline(always)]
-    fn unpack(block: &[u8], out: &mut Unpacked) {
+    fn unpack(self, block: &[u8], out: &mut Unpacked) {
         let c: [u16; 4] = std::array::from_fn(|j| u16_at(block, 48 + 2 * j));
         let d = c[0] >> 12 | c[1] >> 8 & 0xf0 | c[2] >> 4 & 0xf00 | c[3] & 0xf000;
         out.scale = f16_to_f32(d) * 0.125;
@@ -185,30 +178,28 @@ fn levels(table: &[i8; 16], packed: &[u8; 16]) -> [i8; 32] {
 }
 
 /// Bytes: `d` f16, 16 nibble pairs. Value: `d · level`.
+#[derive(Clone, Copy)]
 pub(crate) struct Iq4Nl;
 
 impl Format for Iq4Nl {
-    const LEN: usize = 32;
-    const BYTES: usize = 18;
     const LARGEST: i32 = 127;
 
     #[inline(always)]
-    fn unpack(block: &[u8], out: &mut Unpacked) {
+    fn unpack(self, block: &[u8], out: &mut Unpacked) {
         *out.one_scale(f16_at(block, 0), 0.0) = levels(&codebook::IQ4, part(block, 2));
     }
 }
 
 /// Bytes: `d` f16, u16 of high and 4 bytes of low sub-scale bits, 128 of nibble pairs.
 /// Value: `d · (sc - 32) · level`.
+#[derive(Clone, Copy)]
 pub(crate) struct Iq4Xs;
 
 impl Format for Iq4Xs {
-    const LEN: usize = 256;
-    const BYTES: usize = 136;
     const LARGEST: i32 = 32 * 127;
 
     #[inline(always)]
-    fn unpack(block: &[u8], out: &mut Unpacked) {
+    fn unpack(self, block: &[u8], out: &mut Unpacked) {
         out.scale = f16_at(block, 0);
         out.scales_of_32(|j| {
             let low = block[4 + j / 2] >> (4 * (j % 2)) & 15;
@@ -224,15 +215,14 @@ impl Format for Iq4Xs {
 /// Bytes: exponent `e`, 16 nibble pairs. Value: `2^(e - 128) · level`, the levels being doubled E2M1.
 ///
 /// `e = 255` is a number here as in GGML, although the OCP standard makes it NaN.
+#[derive(Clone, Copy)]
 pub(crate) struct Mxfp4;
 
 impl Format for Mxfp4 {
-    const LEN: usize = 32;
-    const BYTES: usize = 17;
     const LARGEST: i32 = 12;
 
     #[inline(always)]
-    fn unpack(block: &[u8], out: &mut Unpacked) {
+    fn unpack(self, block: &[u8], out: &mut Unpacked) {
         let scale = match block[0] {
             // Below the normal range of f32: 2^-128 and 2^-127.
             0 => 0x0020_0000,

@@ -42,16 +42,15 @@ fn add_high_bits(mut bytes: [u8; 32], value: i8, offset: i8, out: &mut Unpacked)
 
 /// Bytes: 16 sub-scales (low nibble) and minima (high), 64 of codes, `d` f16, `dmin` f16.
 /// Value: `d · sc · q - dmin · mn`.
+#[derive(Clone, Copy)]
 pub(crate) struct Q2K;
 
 impl Format for Q2K {
-    const LEN: usize = 256;
-    const BYTES: usize = 84;
     const LARGEST: i32 = 15 * 3;
     const LARGEST_MIN: i32 = 15;
 
     #[inline(always)]
-    fn unpack(block: &[u8], out: &mut Unpacked) {
+    fn unpack(self, block: &[u8], out: &mut Unpacked) {
         (out.scale, out.min_scale) = (f16_at(block, 80), -f16_at(block, 82));
         out.scales = part(block, 0).map(|b| (b & 15) as i8);
         out.mins = part(block, 0).map(|b| (b >> 4) as i8);
@@ -61,15 +60,14 @@ impl Format for Q2K {
 
 /// Bytes: 32 of high bits, 64 of low codes, 12 of 6-bit sub-scales, `d` f16.
 /// Value: `d · (sc - 32) · (q - 4)`, bit `i / 32` of high byte `i % 32` being bit 2 of `q`.
+#[derive(Clone, Copy)]
 pub(crate) struct Q3K;
 
 impl Format for Q3K {
-    const LEN: usize = 256;
-    const BYTES: usize = 110;
     const LARGEST: i32 = 32 * 4;
 
     #[inline(always)]
-    fn unpack(block: &[u8], out: &mut Unpacked) {
+    fn unpack(self, block: &[u8], out: &mut Unpacked) {
         out.scale = f16_at(block, 108);
         let s: &[u8; 12] = part(block, 96);
         for (j, scale) in out.scales.iter_mut().enumerate() {
@@ -100,16 +98,15 @@ fn unpack_head(block: &[u8], out: &mut Unpacked) {
 }
 
 /// Bytes: head, 128 of codes. Value: `d · sc · q - dmin · mn`.
+#[derive(Clone, Copy)]
 pub(crate) struct Q4K;
 
 impl Format for Q4K {
-    const LEN: usize = 256;
-    const BYTES: usize = 144;
     const LARGEST: i32 = 63 * 15;
     const LARGEST_MIN: i32 = 63;
 
     #[inline(always)]
-    fn unpack(block: &[u8], out: &mut Unpacked) {
+    fn unpack(self, block: &[u8], out: &mut Unpacked) {
         unpack_head(block, out);
         run_nibbles(part(block, 16), out);
     }
@@ -117,16 +114,15 @@ impl Format for Q4K {
 
 /// Bytes: head, 32 of high bits, 128 of low codes. Value: `d · sc · q - dmin · mn`, bit `i / 32` of high byte
 /// `i % 32` being bit 4 of `q`.
+#[derive(Clone, Copy)]
 pub(crate) struct Q5K;
 
 impl Format for Q5K {
-    const LEN: usize = 256;
-    const BYTES: usize = 176;
     const LARGEST: i32 = 63 * 31;
     const LARGEST_MIN: i32 = 63;
 
     #[inline(always)]
-    fn unpack(block: &[u8], out: &mut Unpacked) {
+    fn unpack(self, block: &[u8], out: &mut Unpacked) {
         unpack_head(block, out);
         run_nibbles(part(block, 48), out);
         add_high_bits(*part(block, 16), 16, 0, out);
@@ -134,15 +130,14 @@ impl Format for Q5K {
 }
 
 /// Bytes: 128 of low codes, 64 of high codes, 16 signed sub-scales, `d` f16. Value: `d · sc · (q - 32)`.
+#[derive(Clone, Copy)]
 pub(crate) struct Q6K;
 
 impl Format for Q6K {
-    const LEN: usize = 256;
-    const BYTES: usize = 210;
     const LARGEST: i32 = 128 * 32;
 
     #[inline(always)]
-    fn unpack(block: &[u8], out: &mut Unpacked) {
+    fn unpack(self, block: &[u8], out: &mut Unpacked) {
         out.scale = f16_at(block, 208);
         out.scales = part(block, 192).map(u8::cast_signed);
         for (j, run) in out.runs_of_32().enumerate() {

@@ -1,9 +1,11 @@
 //! One type per block format: where its scales and codes lie. Everything else follows from [`Format::unpack`].
 
+mod affine;
 mod iq;
 mod kquants;
 mod plain;
 
+pub(crate) use affine::{Affine, split_scale};
 pub(crate) use iq::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, Iq4Nl, Iq4Xs, Mxfp4};
 pub(crate) use kquants::{Q2K, Q3K, Q4K, Q5K, Q6K};
 pub(crate) use plain::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
@@ -16,7 +18,8 @@ pub(crate) const MAX_BLOCK: usize = 256;
 /// Most groups in a block.
 pub(crate) const MAX_GROUPS: usize = MAX_BLOCK / GROUP;
 
-/// A block taken apart: value `i` of group `g` is `scale · scales[g] · codes[i] + min_scale · mins[g]`.
+/// A block taken apart: value `i` of group `g` is `scale · scales[g] · codes[i] + min_scale · mins[g]`, where a format
+/// may add a constant to every code.
 ///
 /// Blocks of 32 have two groups of 16, blocks of 256 have sixteen; what lies behind them is left over.
 pub(crate) struct Unpacked {
@@ -71,19 +74,19 @@ impl Unpacked {
 ///
 /// A 16-bit float has 11 significant bits and the product of a sub-scale and a code has at most 13, so
 /// `scale · sub-scale · code` is exact in f32 in any order (also times a power of two). That is why one description
-/// serves [`crate::decode_row`], which must round as other software does, and [`crate::dot_q8`].
-pub(crate) trait Format {
-    /// Values in a block.
-    const LEN: usize;
-    /// Bytes of a block.
-    const BYTES: usize;
+/// serves [`crate::decode_row`], which must round as other software does, and [`crate::dot_q8`]. Scales of 32 bits
+/// come only where every sub-scale is 1.
+pub(crate) trait Format: Copy {
     /// Largest `|sub-scale · code|`.
     const LARGEST: i32;
     /// Largest minimum of a group; 0 if the format has none.
     const LARGEST_MIN: i32 = 0;
 
-    /// Takes `block`, `BYTES` long, apart.
-    fn unpack(block: &[u8], out: &mut Unpacked);
+    /// Added to every code: 8-bit codes without a sign do not fit into the signed bytes of [`Unpacked`].
+    const OFFSET: i16 = 0;
+
+    /// Takes a whole block apart. Its length and bytes are those of the [`crate::BlockType`].
+    fn unpack(self, block: &[u8], out: &mut Unpacked);
 }
 
 /// `N` bytes from `at`.

@@ -8,24 +8,25 @@ use std::arch::x86_64::*;
 use quant::lanes;
 
 use crate::kernels::KvRows;
-use crate::reference::attention::{BLOCK, KvHead};
+use crate::reference::attention::{BLOCK, KvHead, Seen};
+use crate::reference::index::positive;
 use crate::reference::math::exp;
 
 use super::{Queries, TILE};
 
 /// One head, or a tile of them.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn heads(queries: &Queries<'_>, kv: KvHead<'_>, n_positions: usize, out: &mut [f32]) {
+pub(super) fn heads(queries: &Queries<'_>, kv: KvHead<'_>, seen: Seen<'_>, out: &mut [f32]) {
     match (kv.keys, kv.values) {
         (KvRows::F16(keys), KvRows::F16(values)) => {
             let key = |at: usize| load_f16(keys, at);
             let value = |at: usize| load_f16(values, at);
-            any_tile(queries, &Cache { key, value, kv }, n_positions, out);
+            any_tile(queries, &Cache { key, value, kv }, seen, out);
         }
         (KvRows::F32(keys), KvRows::F32(values)) => {
             let key = |at: usize| load_f32(keys, at);
             let value = |at: usize| load_f32(values, at);
-            any_tile(queries, &Cache { key, value, kv }, n_positions, out);
+            any_tile(queries, &Cache { key, value, kv }, seen, out);
         }
         _ => unreachable!("keys and values are of one type"),
     }
@@ -43,13 +44,13 @@ struct Cache<'a, K, V> {
 fn any_tile(
     queries: &Queries<'_>,
     cache: &Cache<'_, impl Fn(usize) -> __m256, impl Fn(usize) -> __m256>,
-    n_positions: usize,
+    seen: Seen<'_>,
     out: &mut [f32],
 ) {
     if out.len() == TILE * queries.dim {
-        tile::<TILE>(queries, cache, n_positions, out);
+        tile::<TILE>(queries, cache, seen, out);
     } else {
-        tile::<1>(queries, cache, n_positions, out);
+        tile::<1>(queries, cache, seen, out);
     }
 }
 
@@ -59,18 +60,26 @@ fn any_tile(
 fn tile<const H: usize>(
     queries: &Queries<'_>,
     cache: &Cache<'_, impl Fn(usize) -> __m256, impl Fn(usize) -> __m256>,
-    n_positions: usize,
+    seen: Seen<'_>,
     out: &mut [f32],
 ) {
     let dim = queries.dim;
     assert_eq!(out.len(), H * dim, "one output per head");
     let scale = 1.0 / (dim as f32).sqrt();
-    let mut scores = [[0.0; BLOCK]; H];
+    let (mut scores, mut positions) = ([[0.0; BLOCK]; H], [0; BLOCK]);
     let (mut max, mut total) = ([f32::NEG_INFINITY; H], [0.0_f32; H]);
     out.fill(0.0);
-    for start in (0..n_positions).step_by(BLOCK) {
-        let n = BLOCK.min(n_positions - start);
-        score::<H>(queries, cache, start..start + n, &mut scores);
+    let mut seen_before = 0;
+    loop {
+        let n = seen.block(seen_before, &mut positions);
+        if n == 0 {
+            break;
+        }
+        seen_before += n;
+        // Where they begin in the cache.
+        let rows = &mut positions[..n];
+        rows.iter_mut().for_each(|row| *row = *row * cache.kv.width + cache.kv.start);
+        score::<H>(queries, &cache.key, rows, &mut scores);
         for h in 0..H {
             let before = max[h];
             let scores = &mut scores[h][..n];
@@ -89,12 +98,12 @@ fn tile<const H: usize>(
         if H == 1 {
             // A lone head has too few sums in flight otherwise.
             while dim - done >= 64 {
-                add_values::<H, 8>(&scores, cache, (start, n), done, out);
+                add_values::<H, 8>(&scores, &cache.value, rows, done, out);
                 done += 64;
             }
         }
         while done < dim {
-            add_values::<H, 2>(&scores, cache, (start, n), done, out);
+            add_values::<H, 2>(&scores, &cache.value, rows, done, out);
             done += 16;
         }
     }
@@ -103,34 +112,28 @@ fn tile<const H: usize>(
     }
 }
 
-/// `scores[h][i] = q_h · k_i`, unscaled; four sums at a time: four heads, or four positions of one head.
+/// `scores[h][i] = q_h · k_i` of the keys that begin at `rows`, unscaled; four sums at a time: four heads, or four positions of one head.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn score<const H: usize>(
     queries: &Queries<'_>,
-    cache: &Cache<'_, impl Fn(usize) -> __m256, impl Fn(usize) -> __m256>,
-    positions: std::ops::Range<usize>,
+    key: &impl Fn(usize) -> __m256,
+    rows: &[usize],
     scores: &mut [[f32; BLOCK]; H],
 ) {
-    let (width, start) = (cache.kv.width, cache.kv.start);
-    let n = positions.len();
+    let n = rows.len();
     let step = TILE / H;
     for i in (0..n).step_by(step) {
         let mut low = [_mm256_setzero_ps(); TILE];
         let mut high = low;
         // Past the end of the block a position is computed twice.
-        let mut rows = [0; TILE];
-        for (j, row) in rows.iter_mut().enumerate() {
-            let position = positions.start + (i + j / H).min(n - 1);
-            *row = position * width + start;
-        }
+        let places: [usize; TILE] = std::array::from_fn(|j| rows[(i + j / H).min(n - 1)]);
         for d in (0..queries.dim).step_by(16) {
             for j in 0..TILE {
                 let q = queries.stride * (j % H) + d;
-                let key = rows[j] + d;
-                low[j] = _mm256_fmadd_ps(load_f32(queries.q, q), (cache.key)(key), low[j]);
-                high[j] =
-                    _mm256_fmadd_ps(load_f32(queries.q, q + 8), (cache.key)(key + 8), high[j]);
+                let at = places[j] + d;
+                low[j] = _mm256_fmadd_ps(load_f32(queries.q, q), key(at), low[j]);
+                high[j] = _mm256_fmadd_ps(load_f32(queries.q, q + 8), key(at + 8), high[j]);
             }
         }
         let sums = trees(low, high);
@@ -147,8 +150,8 @@ fn score<const H: usize>(
 #[inline]
 fn add_values<const H: usize, const R: usize>(
     scores: &[[f32; BLOCK]; H],
-    cache: &Cache<'_, impl Fn(usize) -> __m256, impl Fn(usize) -> __m256>,
-    (start, n): (usize, usize),
+    value: &impl Fn(usize) -> __m256,
+    rows: &[usize],
     done: usize,
     out: &mut [f32],
 ) {
@@ -159,10 +162,9 @@ fn add_values<const H: usize, const R: usize>(
             acc[h][r] = load_f32(out, h * dim + done + 8 * r);
         }
     }
-    for i in 0..n {
-        let at = (start + i) * cache.kv.width + cache.kv.start + done;
+    for (i, row) in rows.iter().enumerate() {
         for r in 0..R {
-            let value = (cache.value)(at + 8 * r);
+            let value = value(row + done + 8 * r);
             for h in 0..H {
                 acc[h][r] = _mm256_fmadd_ps(_mm256_set1_ps(scores[h][i]), value, acc[h][r]);
             }
@@ -171,6 +173,47 @@ fn add_values<const H: usize, const R: usize>(
     for h in 0..H {
         for r in 0..R {
             store_f32(out, h * dim + done + 8 * r, acc[h][r]);
+        }
+    }
+}
+
+/// Scores of index blocks from `first` on: tiles of heads in order, see [`positive`].
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn index_scores<'a>(
+    tiles: impl Iterator<Item = Queries<'a>>,
+    keys: KvRows<'_>,
+    first: usize,
+    scores: &mut [f32],
+) {
+    scores.fill(0.0);
+    for queries in tiles {
+        match keys {
+            KvRows::F16(keys) => add_index(&queries, &|at| load_f16(keys, at), first, scores),
+            KvRows::F32(keys) => add_index(&queries, &|at| load_f32(keys, at), first, scores),
+        }
+    }
+}
+
+/// Adds what the heads of a tile give.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn add_index(
+    queries: &Queries<'_>,
+    key: &impl Fn(usize) -> __m256,
+    first: usize,
+    scores: &mut [f32],
+) {
+    let (mut products, mut rows) = ([[0.0; BLOCK]; TILE], [0; BLOCK]);
+    for (part, scores) in scores.chunks_mut(BLOCK).enumerate() {
+        let rows = &mut rows[..scores.len()];
+        for (i, row) in rows.iter_mut().enumerate() {
+            *row = (first + part * BLOCK + i) * queries.dim;
+        }
+        score::<TILE>(queries, key, rows, &mut products);
+        for products in &products {
+            for (score, product) in scores.iter_mut().zip(products) {
+                *score += positive(*product);
+            }
         }
     }
 }

@@ -1,10 +1,13 @@
-use quant::{BlockType, Q8Row};
+use quant::{BlockType, Q8Row, ScaleType};
 
 use super::*;
-use crate::cpu::test_data::{Random, scale_places, tame};
+use crate::cpu::test_data::{Random, set_scales_to_one, tame};
 
 fn lengths(ty: BlockType) -> Vec<usize> {
-    if ty.is_float() { (1..=70).collect() } else { (1..=9).map(|n| n * ty.block_len()).collect() }
+    match ty.block_len() {
+        1 => (1..=70).collect(),
+        block => (1..=9).map(|n| n * block).collect(),
+    }
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -90,7 +93,8 @@ fn every_isa_matches_scalar_at_every_row_length() {
     let mut random = Random(1);
     for ty in BlockType::ALL {
         for n_in in lengths(ty) {
-            let n_out = 3;
+            // Some kernels take four weight rows at a time.
+            let n_out = 3 + n_in / ty.block_len() % 7;
             let mut rows = random.bytes(n_out * ty.row_bytes(n_in).unwrap());
             tame(ty, &mut rows);
             let xs = [(); 4].map(|()| random.floats(n_in));
@@ -110,9 +114,7 @@ fn codes_and_quants_of_the_largest_size_do_not_saturate() {
         for byte in [0x00, 0x7f, 0x80, 0xff] {
             let mut rows = vec![byte; ty.row_bytes(n_in).unwrap()];
             for block in rows.chunks_exact_mut(ty.block_bytes()) {
-                for place in scale_places(ty) {
-                    block[*place..place + 2].copy_from_slice(&0x3c00_u16.to_le_bytes());
-                }
+                set_scales_to_one(ty, block);
             }
             tame(ty, &mut rows);
             let alternating = (0..n_in).map(|i| if i % 2 == 0 { 3.0 } else { -3.0 });
@@ -123,7 +125,33 @@ fn codes_and_quants_of_the_largest_size_do_not_saturate() {
                 (0..n_in).map(|i| if i % 5 < 2 { 3.0 } else { 0.0 }).collect(),
             ];
             check_f32(ty, &rows, &xs, 1);
-            check_q8(ty, &rows, &xs.map(|x| quantized(ty, &x)), 1);
+            let xs = xs.map(|x| quantized(ty, &x));
+            check_q8(ty, &rows, &xs, 1);
+            check_q8(ty, &rows.repeat(5), &xs, 5);
+        }
+    }
+}
+
+#[test]
+fn every_isa_knows_every_e4m3_code() {
+    for scales in ScaleType::ALL {
+        let ty = BlockType::Fp8(scales);
+        for code in 0..=u8::MAX {
+            let at = usize::from(code) % 128;
+            let mut row = vec![0; ty.block_bytes()];
+            set_scales_to_one(ty, &mut row);
+            row[scales.bytes() + at] = code;
+            let mut x = [0.0; 128];
+            x[at] = -2.0;
+            let expected = -2.0 * quant::f8_to_f32(code) + 0.0;
+            for isa in Isa::available() {
+                let mut out = [0.5];
+                rows_float(isa, ty, &row, [&x], [&mut out]);
+                let what = format!("{ty} code {code:#04x}, {}", isa.name());
+                assert_eq!(expected.is_nan(), code & 0x7f == 0x7f, "{what}");
+                assert_eq!(out[0].is_nan(), expected.is_nan(), "{what}");
+                assert!(expected.is_nan() || out[0].to_bits() == expected.to_bits(), "{what}");
+            }
         }
     }
 }
@@ -131,7 +159,7 @@ fn codes_and_quants_of_the_largest_size_do_not_saturate() {
 #[test]
 fn every_isa_quantises_as_the_definition_does() {
     let mut random = Random(2);
-    for block in [32, 256] {
+    for block in [32, 64, 128, 256] {
         for blocks in 1..=5 {
             for case in 0..7 {
                 let mut x = random.floats(block * blocks);

@@ -16,6 +16,7 @@ struct Case {
     z: Vec<f32>,
     ba: Vec<f32>,
     rows: usize,
+    gate: Gate,
 }
 
 fn noise(n: usize, seed: u32) -> Vec<f32> {
@@ -36,6 +37,7 @@ impl Case {
             z: noise(rows * values, 2),
             ba: noise(rows * 2 * SHAPE.value_heads, 3),
             rows,
+            gate: Gate::Silu,
         }
     }
 
@@ -66,6 +68,7 @@ impl Case {
             dt_bias: &[0.1, -0.3, 0.5, 0.0],
             norm: &[1.1; 24],
             eps: 1e-6,
+            gate: self.gate,
             state: &mut [],
             out: &mut [],
         };
@@ -117,8 +120,9 @@ fn exact(case: &Case, order: HeadOrder) -> Vec<f64> {
             let rms = (o.iter().map(|v| v * v).sum::<f64>() / dv as f64 + 1e-6).sqrt();
             for j in 0..dv {
                 let z = at(&case.z, (row * nv + head) * dv + j);
+                let factor = if case.gate == Gate::Silu { z } else { 1.0 };
                 out[(row * nv + head) * dv + j] =
-                    o[j] / rms * f64::from(1.1_f32) * z / (1.0 + (-z).exp());
+                    o[j] / rms * f64::from(1.1_f32) * factor / (1.0 + (-z).exp());
             }
         }
     }
@@ -127,14 +131,18 @@ fn exact(case: &Case, order: HeadOrder) -> Vec<f64> {
 
 #[test]
 fn both_forms_follow_the_recurrence() {
-    let case = Case::new(150);
-    for order in [HeadOrder::Grouped, HeadOrder::Tiled] {
+    for (order, gate) in [
+        (HeadOrder::Grouped, Gate::Silu),
+        (HeadOrder::Tiled, Gate::Silu),
+        (HeadOrder::Grouped, Gate::Sigmoid),
+    ] {
+        let case = Case { gate, ..Case::new(150) };
         let exact = exact(&case, order);
         for role in [Role::Generated, Role::Prompt] {
             let out = case.run(0..case.rows, role, order, &mut empty_state());
             let worst =
                 out.iter().zip(&exact).map(|(a, b)| (f64::from(*a) - b).abs()).fold(0.0, f64::max);
-            assert!(worst < 2e-5, "{role:?} {order:?}: {worst}");
+            assert!(worst < 2e-5, "{role:?} {order:?} {gate:?}: {worst}");
         }
     }
 }

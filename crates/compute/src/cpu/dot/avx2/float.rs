@@ -2,9 +2,10 @@
 
 use std::arch::x86_64::*;
 
+use quant::ScaleType;
 use quant::lanes::{LANES, tree};
 
-use super::{load_f32x8, load_u8x16, load_u8x32, part, store_f32x8};
+use super::{half, load_f32x8, load_u8x8, load_u8x16, load_u8x32, part, store_f32x8};
 
 /// A float storage type: how 8 values load, and one.
 struct Values<V, O> {
@@ -66,7 +67,7 @@ pub(super) fn f32<const N: usize>(row: &[u8], xs: [&[f32]; N]) -> [f32; N] {
 #[inline]
 pub(super) fn f16<const N: usize>(row: &[u8], xs: [&[f32]; N]) -> [f32; N] {
     let eight = |i: usize| _mm256_cvtph_ps(load_u8x16(&row.as_chunks().0[i]));
-    dot(xs, &Values { eight, one: |i: usize| super::half(row, 2 * i) })
+    dot(xs, &Values { eight, one: |i: usize| half(row, 2 * i) })
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -78,4 +79,37 @@ pub(super) fn bf16<const N: usize>(row: &[u8], xs: [&[f32]; N]) -> [f32; N] {
     };
     let one = |i: usize| quant::bf16_to_f32(u16::from_le_bytes(row.as_chunks().0[i]));
     dot(xs, &Values { eight, one })
+}
+
+/// Blocks of 128 E4M3 floats behind a scale.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+pub(super) fn fp8<const N: usize>(scales: ScaleType, row: &[u8], xs: [&[f32]; N]) -> [f32; N] {
+    let width = scales.bytes();
+    let scale = |block: &[u8]| match scales {
+        ScaleType::Bf16 => quant::bf16_to_f32(u16::from_le_bytes(*part(block, 0))),
+        ScaleType::F16 => half(block, 0),
+        ScaleType::F32 => f32::from_le_bytes(*part(block, 0)),
+    };
+    let block = |i: usize| &row[i / 128 * (width + 128)..];
+    let eight = |i: usize| {
+        let (block, at) = (block(8 * i), width + 8 * i % 128);
+        _mm256_mul_ps(_mm256_set1_ps(scale(block)), e4m3(part(block, at)))
+    };
+    let one = |i: usize| scale(block(i)) * quant::f8_to_f32(block(i)[width + i % 128]);
+    dot(xs, &Values { eight, one })
+}
+
+/// [`quant::f8_to_f32`] of eight bytes, except for the bits of NaN.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn e4m3(bytes: &[u8; 8]) -> __m256 {
+    // As halves they have the same fields, and an exponent that is 8 too small. NaN becomes 480.
+    let bytes = _mm_cvtepu8_epi16(load_u8x8(bytes));
+    let sign = _mm_slli_epi16::<8>(_mm_and_si128(bytes, _mm_set1_epi16(0x80)));
+    let magnitude = _mm_and_si128(bytes, _mm_set1_epi16(0x7f));
+    let halves = _mm_or_si128(sign, _mm_slli_epi16::<7>(magnitude));
+    let nan = _mm256_cvtepi16_epi32(_mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x7f)));
+    let values = _mm256_mul_ps(_mm256_cvtph_ps(halves), _mm256_set1_ps(256.0));
+    _mm256_or_ps(values, _mm256_castsi256_ps(nan))
 }

@@ -5,6 +5,7 @@
 #![allow(clippy::wildcard_imports, reason = "a page of intrinsics says nothing")]
 #![allow(clippy::needless_range_loop, reason = "columns index several arrays at once")]
 
+mod affine;
 mod codebooks;
 mod float;
 mod quantize;
@@ -21,6 +22,12 @@ use std::arch::x86_64::*;
 #[inline]
 fn part<T, const N: usize>(slice: &[T], at: usize) -> &[T; N] {
     slice[at..].first_chunk().expect("the part lies inside its block")
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn load_u8x8(bytes: &[u8; 8]) -> __m128i {
+    _mm_cvtsi64_si128(i64::from_le_bytes(*bytes))
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -49,6 +56,13 @@ fn load_i8x32(quants: &[i8; 32]) -> __m256i {
 fn load_i8x16(quants: &[i8; 16]) -> __m128i {
     // SAFETY: 16 bytes; the load may be unaligned.
     unsafe { _mm_loadu_si128(quants.as_ptr().cast()) }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn load_i16x4(sums: &[i16; 4]) -> __m128i {
+    // SAFETY: 8 bytes; the load may be unaligned.
+    unsafe { _mm_loadl_epi64(sums.as_ptr().cast()) }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]

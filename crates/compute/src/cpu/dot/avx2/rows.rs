@@ -2,7 +2,7 @@
 
 use quant::{BlockType, Q8View};
 
-use super::{codebooks, float, small_blocks, super_blocks};
+use super::{affine, codebooks, float, small_blocks, super_blocks};
 
 /// `out[c][o] = row o · xs[c]`.
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -38,7 +38,8 @@ pub(in super::super) fn rows_q8<const N: usize>(
         BlockType::Iq3Xxs => each!(codebooks::iq3_xxs),
         BlockType::Iq3S => each!(codebooks::iq3_s),
         BlockType::Iq4Xs => each!(codebooks::iq4_xs),
-        BlockType::F32 | BlockType::F16 | BlockType::Bf16 => {
+        BlockType::Affine(format) => affine::rows(format, rows, xs, out),
+        BlockType::F32 | BlockType::F16 | BlockType::Bf16 | BlockType::Fp8(_) => {
             panic!("{ty} weights are multiplied in float")
         }
     }
@@ -57,6 +58,7 @@ pub(in super::super) fn rows_float<const N: usize>(
         BlockType::F32 => each_row(ty, rows, n_in, out, |row| float::f32(row, xs)),
         BlockType::F16 => each_row(ty, rows, n_in, out, |row| float::f16(row, xs)),
         BlockType::Bf16 => each_row(ty, rows, n_in, out, |row| float::bf16(row, xs)),
+        BlockType::Fp8(scales) => each_row(ty, rows, n_in, out, |row| float::fp8(scales, row, xs)),
         _ => unreachable!("{ty} is not a float type"),
     }
 }
