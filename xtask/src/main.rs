@@ -15,6 +15,7 @@ use anyhow::{Context, Result, bail};
 
 use shell::Outcome;
 use workspace::Workspace;
+use xtask::synth;
 
 /// A thing that `cargo xtask` can do. `check` runs the parts of it that need no more than cargo.
 struct Chore {
@@ -23,7 +24,7 @@ struct Chore {
     run: fn(&Workspace, &[String]) -> Result<Outcome>,
 }
 
-const CHORES: [Chore; 12] = [
+const CHORES: [Chore; 13] = [
     Chore { name: "check", about: "Everything a change must pass [PART...]", run: check::check },
     Chore { name: "test", about: "Tests and documentation tests [FILTER...]", run: check::test },
     Chore { name: "fmt", about: "Formatting, as rustfmt would have it", run: check::fmt },
@@ -40,6 +41,11 @@ const CHORES: [Chore; 12] = [
         run: cross::run,
     },
     Chore { name: "fuzz", about: "Mutated inputs: TARGET [--seconds N]", run: fuzz::run },
+    Chore {
+        name: "synth",
+        about: "Checkpoints of real shapes, empty or random: KIND --out PATH; --help",
+        run: |workspace, args| synth::run(&workspace.started_in, args).map(|()| Outcome::Done),
+    },
 ];
 
 fn main() -> ExitCode {

@@ -12,6 +12,8 @@ use crate::shell::{capture, cargo};
 pub(crate) struct Workspace {
     /// The repository's root folder.
     pub(crate) root: PathBuf,
+    /// The folder that the user stands in: relative paths on the command line start there.
+    pub(crate) started_in: PathBuf,
     /// The folder that cargo builds into.
     pub(crate) target: PathBuf,
     /// Every package of the lock file, for every platform.
@@ -39,6 +41,8 @@ pub(crate) struct Dependency {
     pub(crate) requirement: String,
     /// Whether it comes from a registry, not from a folder.
     pub(crate) external: bool,
+    /// Whether only tests and benches use it.
+    pub(crate) dev: bool,
 }
 
 impl Workspace {
@@ -56,6 +60,7 @@ impl Workspace {
         let packages = list(&json, "packages")?.map(|package| Package::read(package, &members));
         Ok(Self {
             root: text(&json, "workspace_root")?.into(),
+            started_in: std::env::current_dir().context("cannot tell the current folder")?,
             target: text(&json, "target_directory")?.into(),
             packages: packages.collect::<Result<_>>()?,
         })
@@ -91,6 +96,7 @@ impl Package {
                 name: text(dependency, "name")?.to_owned(),
                 requirement: text(dependency, "req")?.to_owned(),
                 external: dependency["source"].is_string(),
+                dev: dependency["kind"] == "dev",
             })
         });
         Ok(Self {
