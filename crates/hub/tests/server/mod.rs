@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,37 +13,37 @@ use std::time::Duration;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
-pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+pub(crate) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 /// Files from this size on are in large file storage.
 const LARGE: usize = 1000;
 
 /// What a client asked for.
 #[derive(Debug, Clone)]
-pub struct Asked {
-    pub path: String,
-    pub headers: BTreeMap<String, String>,
-    pub range: Option<Range<u64>>,
+pub(crate) struct Asked {
+    pub(crate) path: String,
+    pub(crate) headers: BTreeMap<String, String>,
+    pub(crate) range: Option<Range<u64>>,
 }
 
 /// What the host says. Lies are allowed.
 #[derive(Debug, Clone)]
-pub struct Reply {
-    pub status: u16,
-    pub headers: Vec<(String, String)>,
-    pub body: Vec<u8>,
-    pub length: Length,
+pub(crate) struct Reply {
+    pub(crate) status: u16,
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) body: Vec<u8>,
+    pub(crate) length: Length,
     /// Hang up after so many bytes of the body.
-    pub cut: Option<usize>,
+    pub(crate) cut: Option<usize>,
     /// Bytes between two pauses.
-    pub piece: usize,
-    pub pause: Duration,
+    pub(crate) piece: usize,
+    pub(crate) pause: Duration,
     /// Go on sending the body for ever.
-    pub endless: bool,
+    pub(crate) endless: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
-pub enum Length {
+pub(crate) enum Length {
     True,
     Lie(u64),
     /// The end of the connection is the end of the body.
@@ -52,7 +52,7 @@ pub enum Length {
 }
 
 impl Reply {
-    pub fn new(status: u16, body: impl Into<Vec<u8>>) -> Self {
+    pub(crate) fn new(status: u16, body: impl Into<Vec<u8>>) -> Self {
         Self {
             status,
             headers: Vec::new(),
@@ -65,17 +65,17 @@ impl Reply {
         }
     }
 
-    pub fn header(mut self, name: &str, value: impl Into<String>) -> Self {
+    pub(crate) fn header(mut self, name: &str, value: impl Into<String>) -> Self {
         self.headers.push((name.to_owned(), value.into()));
         self
     }
 
-    pub fn redirect(to: impl Into<String>) -> Self {
+    pub(crate) fn redirect(to: impl Into<String>) -> Self {
         Self::new(302, "").header("Location", to)
     }
 
     /// A file, or the range of it that was asked for.
-    pub fn file(content: &[u8], range: Option<Range<u64>>) -> Self {
+    pub(crate) fn file(content: &[u8], range: Option<Range<u64>>) -> Self {
         let size = content.len() as u64;
         let tag = format!("\"{}\"", sha256(content));
         match range {
@@ -95,18 +95,18 @@ impl Reply {
 
 /// A repository as a well-behaved host has it.
 #[derive(Debug, Clone, Default)]
-pub struct Repository {
-    pub files: BTreeMap<String, Vec<u8>>,
+pub(crate) struct Repository {
+    pub(crate) files: BTreeMap<String, Vec<u8>>,
 }
 
 impl Repository {
-    pub fn new(files: &[(&str, Vec<u8>)]) -> Self {
+    pub(crate) fn new(files: &[(&str, Vec<u8>)]) -> Self {
         let files = files.iter().map(|(path, content)| ((*path).to_owned(), content.clone()));
         Self { files: files.collect() }
     }
 
     /// The answer to `/api/models/…?blobs=true`.
-    pub fn listing(&self) -> String {
+    pub(crate) fn listing(&self) -> String {
         let mut entries = Vec::new();
         for (path, content) in &self.files {
             let (size, blob) = (content.len(), git_blob(content));
@@ -124,7 +124,7 @@ impl Repository {
         format!(r#"{{"id": "org/name", "sha": "{COMMIT}", "siblings": [{}]}}"#, entries.join(","))
     }
 
-    pub fn reply(&self, asked: &Asked) -> Reply {
+    pub(crate) fn reply(&self, asked: &Asked) -> Reply {
         if asked.path.starts_with("/api/models/org/name/revision/") {
             return Reply::new(200, self.listing()).header("Content-Type", "application/json");
         }
@@ -137,15 +137,15 @@ impl Repository {
 }
 
 /// A running host. Its threads end with the test program.
-pub struct Server {
-    pub address: SocketAddr,
-    pub asked: Arc<Mutex<Vec<Asked>>>,
+pub(crate) struct Server {
+    pub(crate) address: SocketAddr,
+    pub(crate) asked: Arc<Mutex<Vec<Asked>>>,
     /// Bytes of bodies that went out.
-    pub sent: Arc<AtomicU64>,
+    pub(crate) sent: Arc<AtomicU64>,
 }
 
 impl Server {
-    pub fn start(reply: impl Fn(&Asked) -> Reply + Send + Sync + 'static) -> Self {
+    pub(crate) fn start(reply: impl Fn(&Asked) -> Reply + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let address = listener.local_addr().unwrap();
         let (asked, sent) = (Arc::<Mutex<Vec<Asked>>>::default(), Arc::<AtomicU64>::default());
@@ -164,19 +164,19 @@ impl Server {
         Self { address, asked, sent }
     }
 
-    pub fn of(repository: Repository) -> Self {
+    pub(crate) fn of(repository: Repository) -> Self {
         Self::start(move |asked| repository.reply(asked))
     }
 
-    pub fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    pub fn log(&self) -> Vec<Asked> {
+    pub(crate) fn log(&self) -> Vec<Asked> {
         self.asked.lock().unwrap().clone()
     }
 
-    pub fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.sent.load(Ordering::SeqCst)
     }
 }
@@ -198,7 +198,7 @@ fn talk(
     Ok(())
 }
 
-pub fn read(reader: &mut impl BufRead) -> std::io::Result<Option<Asked>> {
+pub(crate) fn read(reader: &mut impl BufRead) -> std::io::Result<Option<Asked>> {
     let mut line = String::new();
     if reader.read_line(&mut line)? == 0 {
         return Ok(None);
@@ -222,7 +222,11 @@ pub fn read(reader: &mut impl BufRead) -> std::io::Result<Option<Asked>> {
 }
 
 /// Whether the connection may be used again.
-pub fn send(mut stream: impl Write, said: &Reply, counter: &AtomicU64) -> std::io::Result<bool> {
+pub(crate) fn send(
+    mut stream: impl Write,
+    said: &Reply,
+    counter: &AtomicU64,
+) -> std::io::Result<bool> {
     let mut head = format!("HTTP/1.1 {} Word\r\n", said.status);
     for (name, value) in &said.headers {
         let _ = write!(head, "{name}: {value}\r\n");
@@ -268,7 +272,7 @@ pub fn send(mut stream: impl Write, said: &Reply, counter: &AtomicU64) -> std::i
 }
 
 /// Bytes without a short period.
-pub fn noise(seed: u64, length: usize) -> Vec<u8> {
+pub(crate) fn noise(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let next = std::iter::repeat_with(|| {
         state ^= state << 13;
@@ -279,11 +283,11 @@ pub fn noise(seed: u64, length: usize) -> Vec<u8> {
     next.take(length).collect()
 }
 
-pub fn sha256(content: &[u8]) -> String {
+pub(crate) fn sha256(content: &[u8]) -> String {
     hex(&Sha256::digest(content))
 }
 
-pub fn git_blob(content: &[u8]) -> String {
+pub(crate) fn git_blob(content: &[u8]) -> String {
     let mut hash = Sha1::new_with_prefix(format!("blob {}\0", content.len()));
     hash.update(content);
     hex(&hash.finalize())
@@ -291,11 +295,4 @@ pub fn git_blob(content: &[u8]) -> String {
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// All of a reader, for servers of other kinds.
-pub fn drain(mut reader: impl Read) -> Vec<u8> {
-    let mut all = Vec::new();
-    let _ = reader.read_to_end(&mut all);
-    all
 }
