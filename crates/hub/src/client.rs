@@ -263,7 +263,7 @@ fn content_range(headers: &HeaderMap, wanted: &Range<u64>) -> Option<(Range<u64>
         "*" => None,
         total => Some(total.parse().ok()?),
     };
-    fits.then_some((first..last + 1, total))
+    fits.then(|| (first..last + 1, total))
 }
 
 fn text(headers: &HeaderMap, name: &str) -> Option<String> {

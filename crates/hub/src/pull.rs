@@ -123,7 +123,7 @@ pub struct Pulled {
     pub model: PathBuf,
 }
 
-/// A host, and a store to pull into.
+/// A host, and a store to pull into. After an error its connections are gone: make a new one to try again.
 pub struct Hub {
     client: Client,
     store: Store,
@@ -146,6 +146,7 @@ impl Hub {
         stop: Stop,
     ) -> Result<Self, HubError> {
         let client = Client::new(host, token, certificates)?;
+        let stop = stop.afresh();
         Ok(Self { client, store, tuning, stop })
     }
 
@@ -330,7 +331,8 @@ impl Hub {
             others.partition(|file| plan.keeps(file));
         snapshot.files.extend(kept.into_iter().cloned());
         snapshot.files.sort_by(|a, b| a.path.cmp(&b.path));
-        if old.as_ref() == Some(&snapshot) {
+        if parts.is_empty() && old.as_ref() == Some(&snapshot) {
+            remove_empty(&incoming(folder));
             return Ok(snapshot);
         }
         if old.is_some() && !(parts.is_empty() && gone.is_empty()) {

@@ -34,6 +34,11 @@ impl Stop {
         Self { asked: Arc::new(asked), failed: Arc::default() }
     }
 
+    /// The same wish from outside, without what failed before.
+    pub(crate) fn afresh(&self) -> Self {
+        Self { asked: Arc::clone(&self.asked), failed: Arc::default() }
+    }
+
     /// Whether somebody outside wants an end.
     pub(crate) fn asked(&self) -> bool {
         (self.asked)()
