@@ -86,6 +86,10 @@ impl Progress for Bar {
         self.0.set_message(format!("checking {path}"));
     }
 
+    fn verified(&self) {
+        self.0.set_message("");
+    }
+
     fn remark(&self, text: &str) {
         if std::io::stderr().is_terminal() {
             self.0.println(text);

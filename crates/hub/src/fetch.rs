@@ -165,7 +165,9 @@ impl<'a> Fetch<'a> {
         let job = &self.parts[index];
         let wanted = &job.part.wanted;
         self.progress.verifying(wanted.path.as_str());
-        match job.part.verify(|| !self.stop.is_set())? {
+        let verdict = job.part.verify(|| !self.stop.is_set())?;
+        self.progress.verified();
+        match verdict {
             Verdict::Stopped => Ok(()),
             Verdict::Right => {
                 self.unfinished.fetch_sub(1, Ordering::AcqRel);

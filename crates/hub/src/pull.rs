@@ -54,6 +54,8 @@ pub trait Progress: Sync {
     fn verifying(&self, path: &str) {
         let _ = path;
     }
+    /// It was hashed, with whatever outcome.
+    fn verified(&self) {}
     /// Something worth a line: a try that failed, a file that is fetched again.
     fn remark(&self, text: &str) {
         let _ = text;
@@ -295,6 +297,7 @@ impl Hub {
         progress.verifying(wanted.path.as_str());
         let mut file = File::open(&path).map_err(HubError::io("open", &path))?;
         let found = wanted.hash.of(&mut file, wanted.size, || !self.stop.is_set());
+        progress.verified();
         match found.map_err(HubError::io("read", &path))? {
             Some(found) => Ok(found == wanted.hash),
             None => Err(HubError::Stopped { done: Bytes::ZERO, total: Bytes::ZERO }),
