@@ -11,7 +11,7 @@ use crate::shell::Outcome;
 use crate::workspace::Workspace;
 
 /// A crate, and what stands directly to the left of it on the data path.
-const LAYERS: [(&str, &[&str]); 11] = [
+const LAYERS: [(&str, &[&str]); 12] = [
     ("units", &[]),
     ("quant", &[]),
     ("slot-pool", &[]),
@@ -21,7 +21,8 @@ const LAYERS: [(&str, &[&str]); 11] = [
     ("compute", &["quant", "slot-pool"]),
     ("model", &["compute", "expert-store", "checkpoint"]),
     ("session", &["model", "memory-plan"]),
-    ("cli", &["session", "memory-plan"]),
+    ("hub", &[]),
+    ("cli", &["session", "memory-plan", "hub"]),
     ("xtask", &[]),
 ];
 

@@ -23,6 +23,8 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Show where every byte of the budget goes, before anything is loaded
     Plan(PlanArgs),
+    /// Download a model into the local store
+    Pull(PullArgs),
     /// Show what a model file holds
     Inspect(InspectArgs),
     /// Turn text into token ids, or ids into text
@@ -44,6 +46,7 @@ impl Command {
             Self::Plan(args) => args.json,
             Self::Inspect(args) => args.json,
             Self::Tokenize(args) => args.json,
+            Self::Pull(args) => args.json,
             _ => false,
         }
     }
@@ -56,8 +59,8 @@ pub(crate) struct ModelArgs {
     #[arg(
         short,
         long,
-        value_name = "FILE",
-        help = "Model file, any part of a split one [default: $SAKIA_MODEL, else the demo model]"
+        value_name = "MODEL",
+        help = "Model file or folder, any part of a split one, or org/name of a pulled one [default: $SAKIA_MODEL, else the demo model]"
     )]
     pub(crate) model: Option<PathBuf>,
 }
@@ -259,6 +262,33 @@ pub(crate) struct PlanArgs {
     /// Rows of a prefill pass, a multiple of 64 [default: the planner's choice]
     #[arg(long, value_name = "TOKENS", help_heading = "Speed", allow_negative_numbers = true)]
     pub(crate) pass: Option<u32>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+#[command(
+    after_help = "Examples:\n  sakia pull --dry-run Qwen/Qwen3-30B-A3B\n  sakia pull unsloth/Qwen3-30B-A3B-GGUF:Q4_K_M\n  sakia run -m unsloth/Qwen3-30B-A3B-GGUF \"Hello\""
+)]
+pub(crate) struct PullArgs {
+    /// Repository, org/name; of several quantisations one after a colon: org/name:Q4_K_M
+    pub(crate) model: String,
+    /// Branch, tag or commit
+    #[arg(long, value_name = "REV", default_value = "main")]
+    pub(crate) revision: String,
+    /// Files to fetch instead of the usual ones, like "*Q4_K_M*"; may be given several times
+    #[arg(long, value_name = "GLOB")]
+    pub(crate) include: Vec<String>,
+    /// Base address of the host [default: $`HF_ENDPOINT`, else <https://huggingface.co>]
+    #[arg(long, value_name = "URL", help_heading = "Network")]
+    pub(crate) host: Option<String>,
+    /// Connections at a time
+    #[arg(long, value_name = "N", default_value_t = 4, help_heading = "Network", value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub(crate) connections: u8,
+    /// Show files, sizes and the total, and fetch nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

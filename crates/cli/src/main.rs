@@ -15,6 +15,7 @@ mod open;
 mod output;
 mod parity;
 mod plan;
+mod pull;
 mod report;
 mod run;
 mod selftest;
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
     let outcome = match command {
         args::Command::Run(args) => run::run(&args),
         args::Command::Plan(args) => plan::run(&args),
+        args::Command::Pull(args) => pull::run(&args),
         args::Command::Inspect(args) => inspect::run(&args),
         args::Command::Tokenize(args) => tokenize::run(&args),
         args::Command::Logits(args) => logits::run(&args),

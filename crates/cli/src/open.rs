@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use hub::Store;
 use memory_plan::Budget;
 use session::{Engine, EngineOptions, OpenModel};
 
@@ -15,7 +16,7 @@ pub(crate) struct Chosen {
     pub(crate) is_demo: bool,
 }
 
-/// `-m`, else `$SAKIA_MODEL`, else the demo model.
+/// `-m` (a path, or `org/name` of a pulled model), else `$SAKIA_MODEL`, else the demo model.
 pub(crate) fn choose(args: &ModelArgs) -> Result<Chosen> {
     // An empty variable is one that is not set, as elsewhere.
     let variable = || std::env::var_os("SAKIA_MODEL").filter(|path| !path.is_empty());
@@ -23,13 +24,25 @@ pub(crate) fn choose(args: &ModelArgs) -> Result<Chosen> {
         if path.as_os_str().is_empty() {
             bail!("-m is empty: needed the path of a model file");
         }
-        return Ok(Chosen { path, is_demo: false });
+        return Ok(Chosen { path: find(path)?, is_demo: false });
     }
     match demo::find() {
         Some(path) => Ok(Chosen { path, is_demo: true }),
         None => bail!(
             "no model: the demo model is not beside this program\n\nhint: name one with `-m FILE` or `$SAKIA_MODEL`"
         ),
+    }
+}
+
+/// A path that exists is taken as it is; else `org/name` is looked up in the store of pulled models.
+fn find(path: PathBuf) -> Result<PathBuf> {
+    let text = path.to_str().filter(|_| !path.exists());
+    match text.map(str::parse::<hub::ModelName>) {
+        Some(Ok(name)) => {
+            Ok(Store::from_environment(&|name| std::env::var_os(name))?.locate(&name)?)
+        }
+        // Whoever opens it says what is wrong with it.
+        Some(Err(_)) | None => Ok(path),
     }
 }
 

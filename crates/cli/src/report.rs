@@ -5,6 +5,7 @@ use std::io::{IsTerminal, Write};
 
 use anyhow::Error;
 use checkpoint::CheckpointError;
+use hub::HubError;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use session::{EngineError, Receipt};
 use units::Bytes;
@@ -67,7 +68,7 @@ pub(crate) fn json_error(error: &Error) {
     data(&format!("{value:#}\n"));
 }
 
-/// The class of an error in the words of the checkpoint reader; anything else is `config`.
+/// The class of an error in the words of the checkpoint reader or of the hub; anything else is `config`.
 fn class(error: &Error) -> String {
     let checkpoint = error.chain().find_map(|cause| {
         cause.downcast_ref::<CheckpointError>().or_else(|| {
@@ -79,6 +80,9 @@ fn class(error: &Error) -> String {
     });
     if let Some(checkpoint) = checkpoint {
         return checkpoint.class().to_string();
+    }
+    if let Some(hub) = error.chain().find_map(|cause| cause.downcast_ref::<HubError>()) {
+        return hub.class().to_owned();
     }
     let engine = error.chain().find_map(|cause| cause.downcast_ref::<EngineError>());
     match engine {
@@ -99,6 +103,21 @@ pub(crate) fn load_bar(total: u64) -> ProgressBar {
     });
     let style = ProgressStyle::with_template(
         "loading {bar:30} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}, {eta} left",
+    );
+    bar.set_style(style.expect("the template is well formed"));
+    bar
+}
+
+/// A bar over the bytes of a download, with rate and time left, on a terminal only.
+pub(crate) fn pull_bar(total: u64) -> ProgressBar {
+    let bar = ProgressBar::new(total);
+    bar.set_draw_target(if std::io::stderr().is_terminal() {
+        ProgressDrawTarget::stderr()
+    } else {
+        ProgressDrawTarget::hidden()
+    });
+    let style = ProgressStyle::with_template(
+        "{bar:30} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}, {eta} left {wide_msg}",
     );
     bar.set_style(style.expect("the template is well formed"));
     bar
