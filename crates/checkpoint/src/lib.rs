@@ -18,6 +18,7 @@ mod finder;
 mod gguf;
 mod limits;
 mod metadata;
+mod pieces;
 mod records;
 mod source;
 mod tensors;
@@ -28,11 +29,12 @@ pub use config::{
     DeltaNetShape, Family, GateActivation, HeadOrder, HyperShape, IndexerShape, LayerKind,
     ModelConfig, NgramShape, Yarn,
 };
-pub use directory::{FileEntry, TensorDirectory, TensorInfo};
+pub use directory::{FileEntry, Foreign, Part, Scales, TensorDirectory, TensorInfo, ValueMap};
 pub use error::{CheckpointError, ErrorClass};
 pub use metadata::{MetaArray, MetaValue, Metadata, StringArray, Vocabulary};
+pub use pieces::{Blocks, DIRECT_ALIGN, FilePlace, Piece, Pieces, Tiles};
 pub use quant::slot::{ExpertMatrices, SlotMatrix};
-pub use records::{DIRECT_ALIGN, ExpertRecord, LayerRecords, NgramTable, Piece, Pieces, Records};
+pub use records::{ExpertRecord, LayerRecords, NgramTable, Records};
 pub use source::{MemorySource, Source};
 pub use tensors::{
     AttentionTensors, DeltaNetBa, DeltaNetInput, DeltaNetTensors, DraftTensors, IndexerTensors,

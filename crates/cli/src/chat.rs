@@ -14,7 +14,7 @@ use session::{
 };
 
 use crate::args::RunArgs;
-use crate::{interrupt, report};
+use crate::{interrupt, output, report};
 
 const HELP: &str = "\
 /help   this text
@@ -203,12 +203,8 @@ impl<'a> Chat<'a> {
     /// Writes the record of the last answer, under its name only when it is complete.
     pub(crate) fn write_receipt(&self, path: &Path) -> Result<()> {
         let Some(receipt) = &self.last else { return Ok(()) };
-        let mut partial = path.as_os_str().to_owned();
-        partial.push(".partial");
         let text = format!("{:#}\n", serde_json::to_value(receipt)?);
-        std::fs::write(&partial, text)
-            .and_then(|()| std::fs::rename(&partial, path))
-            .with_context(|| format!("writing {}", path.display()))
+        output::write(path, text.as_bytes()).with_context(|| format!("writing {}", path.display()))
     }
 }
 

@@ -20,6 +20,7 @@ fn table(rows: u64) -> NgramTable {
         file: FileIndex(0),
         offset: OFFSET,
         bytes: rows * WIDTH * 4,
+        foreign: None,
     };
     NgramTable { tensor }
 }
