@@ -182,7 +182,7 @@ pub struct NgramTable {
 impl NgramTable {
     /// Bytes of a row as it lies in memory.
     pub fn row_bytes(&self) -> usize {
-        (self.tensor.bytes / self.tensor.shape[0]) as usize
+        self.tensor.row_bytes() as usize
     }
 
     /// Values of a row.

@@ -305,7 +305,7 @@ fn next_request(table: &NgramTable, rows: &[u64]) -> (Pieces, usize) {
         }
         let place = (taken * table.row_bytes()) as u64;
         run.iter().for_each(|piece| {
-            pieces.push(checkpoint::Piece { place: place + piece.place, ..*piece })
+            pieces.push(checkpoint::Piece { place: place + piece.place, ..*piece });
         });
         taken += n as usize;
     }

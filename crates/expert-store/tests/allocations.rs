@@ -80,6 +80,7 @@ fn ngram_store(path: &std::path::Path) -> NgramStore {
         file: FileIndex(0),
         offset: 0,
         bytes: 200_000,
+        foreign: None,
     };
     let options = NgramOptions {
         max_tokens: 4,

@@ -173,7 +173,7 @@ fn check(keys: &Keys<'_>, shape: &NgramShape, vocab: u32) -> Result<(), Checkpoi
             return Err(keys.error("ple.head_offsets", offset.to_string(), needed));
         }
         end = match end.checked_add(*size) {
-            Some(end) if *size > 0 && end <= i64::MAX as u64 => end,
+            Some(end) if *size > 0 && end <= i64::MAX.cast_unsigned() => end,
             _ => {
                 let needed = "rows of one head's table, a prime".to_owned();
                 return Err(keys.error("ple.head_vocab_sizes", size.to_string(), needed));
@@ -222,11 +222,13 @@ const fn splitmix64(state: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Below 2^63, so that the search ends.
+/// Below 2^63, so that the search ends: there is a prime between any number and its double.
 fn next_prime(after: u64) -> u64 {
-    (after + 1..)
-        .find(|n| is_prime(*n))
-        .expect("there is a prime between any number and its double")
+    let mut n = after + 1;
+    while !is_prime(n) {
+        n += 1;
+    }
+    n
 }
 
 /// Miller-Rabin with the twelve bases that decide for every number below 2^64.
