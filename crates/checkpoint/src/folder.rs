@@ -298,7 +298,8 @@ impl<'a> Assembly<'a> {
         })?;
         let shown = index.path.display();
         if elsewhere > 0 {
-            self.warnings.push(format!("{shown}: {elsewhere} tensors are in other files than it says"));
+            self.warnings
+                .push(format!("{shown}: {elsewhere} tensors are in other files than it says"));
         }
         if let Some(more) = self.gathered.total.checked_sub(entries).filter(|more| *more > 0) {
             self.warnings.push(format!("{shown}: {more} tensors of the files are not in it"));

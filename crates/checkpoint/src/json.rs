@@ -136,9 +136,12 @@ impl JsonError {
     ) -> CheckpointError {
         match self {
             Self::Form(found) => form(found),
-            Self::Limit(what, found, limit) => {
-                CheckpointError::Limit { file: file.to_owned(), what: what.to_owned(), found, limit }
-            }
+            Self::Limit(what, found, limit) => CheckpointError::Limit {
+                file: file.to_owned(),
+                what: what.to_owned(),
+                found,
+                limit,
+            },
             Self::Io(source) => CheckpointError::Io { file: file.to_owned(), source },
         }
     }
@@ -215,8 +218,10 @@ impl Scan {
         } else if byte == b'"' {
             self.in_string = true;
             self.len = 0;
-        } else if matches!(byte, b' ' | b'\n' | b'\r' | b'\t' | b',' | b':' | b'{' | b'}' | b'[' | b']')
-        {
+        } else if matches!(
+            byte,
+            b' ' | b'\n' | b'\r' | b'\t' | b',' | b':' | b'{' | b'}' | b'[' | b']'
+        ) {
             self.len = 0;
         }
         self.len
@@ -334,7 +339,8 @@ mod tests {
 
     #[test]
     fn values_keep_their_kind() {
-        let json = parse(r#"{"a": [1, -1, 1.5, true, null, "x"], "n": null, "o": {"k": 7}}"#).unwrap();
+        let json =
+            parse(r#"{"a": [1, -1, 1.5, true, null, "x"], "n": null, "o": {"k": 7}}"#).unwrap();
         let kinds: Vec<_> = json.get("a").unwrap().list().unwrap().iter().map(Json::kind).collect();
         assert_eq!(
             kinds,

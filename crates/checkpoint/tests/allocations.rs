@@ -258,13 +258,11 @@ fn experts_in_tensors_of_their_own() {
 
 fn folders_made_to_take_memory() {
     let config = |more: &str| format!(r#"{{"model_type": "qwen3_moe"{more}}}"#);
-    let many = |name: &dyn Fn(u64) -> String, n: u64| {
-        header((0..n).map(|i| (name(i), "BF16", 2, 1, 1)))
-    };
+    let many =
+        |name: &dyn Fn(u64) -> String, n: u64| header((0..n).map(|i| (name(i), "BF16", 2, 1, 1)));
     let module = |i: u64| format!("model.layers.{}.self_attn.q_proj.weight", i % 1024);
-    let expert = |i: u64| {
-        format!("model.layers.{}.mlp.experts.{}.up_proj.weight", i % 1024, i / 1024)
-    };
+    let expert =
+        |i: u64| format!("model.layers.{}.mlp.experts.{}.up_proj.weight", i % 1024, i / 1024);
     let text = "x".repeat(3 * MIB);
     let overrides: String = (0..60_000).map(|i| format!(r#","m{i}":false"#)).collect();
     let cases = [
@@ -272,10 +270,20 @@ fn folders_made_to_take_memory() {
         ("more experts", config(""), many(&expert, (1 << 19) + 1), "limit"),
         ("modules", config(""), many(&module, 1024), "missing"),
         ("unknown names", config(""), many(&|i| format!("{i:0>1000}"), 1 << 15), "unsupported"),
-        ("a long string", config(&format!(r#", "hidden_act": "{text}""#)), "{}".into(), "unsupported"),
+        (
+            "a long string",
+            config(&format!(r#", "hidden_act": "{text}""#)),
+            "{}".into(),
+            "unsupported",
+        ),
         ("a long name", config(""), format!(r#"{{"{}": 1}}"#, "x".repeat(8 * MIB)), "limit"),
         ("a long value", config(&format!(r#", "num_experts": "{text}""#)), "{}".into(), "missing"),
-        ("a long list", config(&format!(r#", "a": [{}0]"#, "0,".repeat(MIB))), "{}".into(), "limit"),
+        (
+            "a long list",
+            config(&format!(r#", "a": [{}0]"#, "0,".repeat(MIB))),
+            "{}".into(),
+            "limit",
+        ),
         (
             "overrides",
             config(&format!(r#", "quantization": {{"bits": 4, "group_size": 64{overrides}}}"#)),

@@ -184,10 +184,8 @@ pub fn kv_bytes_per_token(config: &ModelConfig, kv: KvType) -> u64 {
         (key + key.div_ceil(index.ratio)) as u64
     });
     let heads = 2 * u64::from(config.kv_heads) * u64::from(config.head_dim);
-    let scores = geometry
-        .attention
-        .index
-        .map_or(0, |index| (4 * SCORE_ROWS).div_ceil(index.ratio as u64));
+    let scores =
+        geometry.attention.index.map_or(0, |index| (4 * SCORE_ROWS).div_ceil(index.ratio as u64));
     let token = if geometry.ngram.is_some() { 4 } else { 0 };
     layers * (heads + index) * width + scores + token
 }

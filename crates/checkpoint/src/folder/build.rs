@@ -147,7 +147,12 @@ impl Builder<'_> {
                     printable(&module.name)
                 );
                 let key = "layer_types";
-                return Err(config_error(self.config_path, key, "no such layer".to_owned(), needed));
+                return Err(config_error(
+                    self.config_path,
+                    key,
+                    "no such layer".to_owned(),
+                    needed,
+                ));
             }
         };
         Ok(vec![tensor(name.to_owned(), module.spelled(Plane::Weight), map, stored)])
@@ -226,8 +231,7 @@ impl Builder<'_> {
             };
             if whole.block_type != stored.block_type || whole.shape[1] != stored.shape[1] {
                 let found = format!("rows of {} {}", stored.shape[1], stored.block_type);
-                let all =
-                    format!("{} {}, as in `{first}`", whole.shape[1], whole.block_type);
+                let all = format!("{} {}, as in `{first}`", whole.shape[1], whole.block_type);
                 return Err(self.unsupported(&raw, &name, found, &all));
             }
             whole.shape[0] += stored.shape[0];
@@ -290,7 +294,8 @@ impl Builder<'_> {
                 }
             }
         }
-        if let Some((expert, planes)) = stack.experts.last().filter(|(e, _)| u64::from(*e) >= experts)
+        if let Some((expert, planes)) =
+            stack.experts.last().filter(|(e, _)| u64::from(*e) >= experts)
         {
             let raw = planes.iter().flatten().next().expect("a listed expert has a tensor");
             let needed = format!("no expert beyond the {experts} of config.json");
@@ -452,9 +457,7 @@ impl Builder<'_> {
             Dtype::Bf16 => Ok(ScaleType::Bf16),
             Dtype::F16 => Ok(ScaleType::F16),
             Dtype::F32 => Ok(ScaleType::F32),
-            other => {
-                Err(self.unsupported(scales, spelled, other.to_string(), "BF16, F16, F32"))
-            }
+            other => Err(self.unsupported(scales, spelled, other.to_string(), "BF16, F16, F32")),
         }
     }
 

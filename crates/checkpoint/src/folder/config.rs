@@ -89,7 +89,8 @@ fn convert(path: &Path, json: &Json) -> Result<Config, CheckpointError> {
     };
     let nested = !std::ptr::eq(text, json);
     let family = family(path, json, nested.then_some(text))?;
-    let mut reader = Reader { path, top: json, text, nested, family, metadata: Metadata::default() };
+    let mut reader =
+        Reader { path, top: json, text, nested, family, metadata: Metadata::default() };
     reader.metadata.set_file(path.to_owned());
     reader.set("general.architecture", MetaValue::String(family.name().to_owned()));
     harmless::check(&reader)?;

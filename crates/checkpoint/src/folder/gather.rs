@@ -277,9 +277,7 @@ impl Gathered {
         self.experts.sort_unstable_by_key(|tensor| (tensor.key, tensor.file, tensor.offset));
         match self.experts.array_windows().find(|[first, second]| first.key == second.key) {
             None => Ok(()),
-            Some([first, second]) => {
-                Err(twice(files, &second.spelled(), first.file, second.file))
-            }
+            Some([first, second]) => Err(twice(files, &second.spelled(), first.file, second.file)),
         }
     }
 
@@ -357,12 +355,7 @@ fn base(name: &str, plane: Plane) -> (&str, bool) {
     name.strip_suffix(".weight").map_or((name, true), |base| (base, false))
 }
 
-fn twice(
-    files: &[FileEntry],
-    name: &str,
-    first: FileIndex,
-    second: FileIndex,
-) -> CheckpointError {
+fn twice(files: &[FileEntry], name: &str, first: FileIndex, second: FileIndex) -> CheckpointError {
     CheckpointError::Format {
         file: files[second.get()].path.clone(),
         what: format!("tensor `{}`", printable(name)),

@@ -244,7 +244,8 @@ fn known(family: Family, prefix: Prefix, core: &str) -> Option<Meaning> {
         return Some(Meaning::Expert { prefix, layer, matrix, expert, plane });
     }
     // Fused ones are parameters and not modules, so most files call them without the ending.
-    let stacked = experts.strip_prefix("experts.").or_else(|| experts.strip_prefix("switch_mlp."))?;
+    let stacked =
+        experts.strip_prefix("experts.").or_else(|| experts.strip_prefix("switch_mlp."))?;
     let matrix = Matrix::of(stacked.strip_suffix(".weight").unwrap_or(stacked))?;
     Some(Meaning::Module { name: matrix.stacked(layer), role: Role::Plain, plane })
 }
@@ -276,7 +277,8 @@ fn module(name: &str) -> (String, Plane) {
 fn numbered<'a>(name: &'a str, prefix: &str, limit: u64) -> Option<(u32, &'a str)> {
     let (digits, rest) = name.strip_prefix(prefix)?.split_once('.')?;
     let canonical = digits == "0" || !digits.starts_with('0');
-    let number = digits.bytes().all(|b| b.is_ascii_digit()).then(|| digits.parse::<u32>().ok())??;
+    let number =
+        digits.bytes().all(|b| b.is_ascii_digit()).then(|| digits.parse::<u32>().ok())??;
     (canonical && u64::from(number) < limit).then_some((number, rest))
 }
 
@@ -357,7 +359,10 @@ mod tests {
             name(Family::Qwen4Exp, &spelled)
         };
         for (rest, expected) in [
-            ("ngram_embedding.shard_12.weight", "Shard { number: 12, listed: false, plane: Weight }"),
+            (
+                "ngram_embedding.shard_12.weight",
+                "Shard { number: 12, listed: false, plane: Weight }",
+            ),
             ("ngram_embedding.shards.3.scales", "Shard { number: 3, listed: true, plane: Scales }"),
             ("ngram_embedding.shard_1x.weight", "Unknown"),
             ("ngram_embedding.weight_scale", "Unknown"),

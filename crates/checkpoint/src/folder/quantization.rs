@@ -54,12 +54,8 @@ impl Quantization {
     /// # Errors
     /// Class `config` or `unsupported`.
     pub(super) fn read(path: &Path, config: &Json) -> Result<Self, CheckpointError> {
-        let mut this = Self {
-            path: path.to_owned(),
-            default: None,
-            overrides: BTreeMap::new(),
-            fp8: false,
-        };
+        let mut this =
+            Self { path: path.to_owned(), default: None, overrides: BTreeMap::new(), fp8: false };
         let (own, general) = ("quantization", "quantization_config");
         let method = config.get(general).and_then(|general| general.get("quant_method"));
         if let Some(method) = method {
@@ -189,9 +185,8 @@ impl Quantization {
                 supported,
             })
         };
-        let list = |numbers: &[u32]| {
-            numbers.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
-        };
+        let list =
+            |numbers: &[u32]| numbers.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
         let known = |numbers: &[u32], n: u64| numbers.iter().copied().find(|k| u64::from(*k) == n);
         let Declared { bits, group, mode } = declared;
         if let Some(mode) = mode.as_ref().filter(|mode| *mode != "affine") {
@@ -302,14 +297,23 @@ mod tests {
         // A mode that is not known is no trouble where nothing has it.
         let unused = r#"{"quantization": {"group_size": 64, "bits": 4, "a": {"mode": "nvfp4"}}}"#;
         let unused = read(unused).unwrap();
-        assert_eq!((class(unused.of("b")), class(unused.of("a"))), ("accept".into(), "unsupported".into()));
+        assert_eq!(
+            (class(unused.of("b")), class(unused.of("a"))),
+            ("accept".into(), "unsupported".into())
+        );
     }
 
     #[test]
     fn of_other_methods_fp8_in_square_blocks_is_known() {
         for (block, expected) in [
-            (r#"{"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}"#, "accept"),
-            (r#"{"quant_method": "fp8", "fmt": "e5m2", "weight_block_size": [128, 128]}"#, "unsupported"),
+            (
+                r#"{"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}"#,
+                "accept",
+            ),
+            (
+                r#"{"quant_method": "fp8", "fmt": "e5m2", "weight_block_size": [128, 128]}"#,
+                "unsupported",
+            ),
             (r#"{"quant_method": "fp8", "weight_block_size": [64, 128]}"#, "unsupported"),
             (r#"{"quant_method": "fp8"}"#, "unsupported"),
             (r#"{"quant_method": "gptq", "bits": 4, "group_size": 128}"#, "unsupported"),

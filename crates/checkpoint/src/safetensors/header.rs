@@ -132,11 +132,7 @@ impl<'a> File<'a> {
     }
 
     /// Hands every tensor to `sink`; the spans of all.
-    fn walk(
-        &self,
-        budget: &mut Budget,
-        sink: &mut Sink<'_>,
-    ) -> Result<Vec<Span>, CheckpointError> {
+    fn walk(&self, budget: &mut Budget, sink: &mut Sink<'_>) -> Result<Vec<Span>, CheckpointError> {
         let mut walk =
             Walk { file: self, budget, sink, spans: Vec::new(), current: None, refused: None };
         let range = LENGTH_BYTES..self.data;

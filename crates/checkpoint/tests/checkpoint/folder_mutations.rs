@@ -39,7 +39,9 @@ impl Folder {
             Kind::Original => self.tensor(&format!("{name}.weight"), "BF16", shape),
             Kind::Mlx => {
                 let planes = [("weight", "U32", last[0] / 8), ("scales", "BF16", last[0] / 32)];
-                for (plane, dtype, n) in planes.into_iter().chain([("biases", "BF16", last[0] / 32)]) {
+                for (plane, dtype, n) in
+                    planes.into_iter().chain([("biases", "BF16", last[0] / 32)])
+                {
                     self.tensor(&format!("{name}.{plane}"), dtype, &[lead, &[n]].concat());
                 }
             }
@@ -103,7 +105,9 @@ fn tiny(kind: Kind) -> Folder {
         folder.tensor(&format!("{front}.input_layernorm.weight"), "BF16", &[HIDDEN]);
         folder.tensor(&format!("{front}.post_attention_layernorm.weight"), "BF16", &[HIDDEN]);
         if layer == 1 {
-            for (name, shape) in [("q", [256, 128]), ("k", [64, 128]), ("v", [64, 128]), ("o", [128, 128])] {
+            for (name, shape) in
+                [("q", [256, 128]), ("k", [64, 128]), ("v", [64, 128]), ("o", [128, 128])]
+            {
                 folder.matrix(kind, &format!("{front}.self_attn.{name}_proj"), &shape);
             }
             for name in ["q", "k"] {

@@ -60,9 +60,9 @@ fn find<'a>(
     key: &str,
     flat: bool,
 ) -> Result<Option<(String, &'a Json)>, CheckpointError> {
-    let inside = HOLDERS.into_iter().filter_map(|holder| {
-        Some((format!("{holder}.{key}"), reader.get(holder)?.get(key)?))
-    });
+    let inside = HOLDERS
+        .into_iter()
+        .filter_map(|holder| Some((format!("{holder}.{key}"), reader.get(holder)?.get(key)?)));
     let outside = flat.then(|| Some((key.to_owned(), reader.get(key)?))).flatten();
     let present: Vec<_> = inside.chain(outside).collect();
     let agreed = reader.agreed(present.iter().map(|(name, value)| (name.as_str(), *value)))?;

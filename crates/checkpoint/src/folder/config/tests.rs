@@ -194,8 +194,7 @@ fn a_head_is_tied_where_the_whole_or_the_text_says_so_and_they_agree() {
 #[test]
 fn widths_of_value_heads_are_multiplied_and_never_wrapped() {
     let inner = |heads: &str, dim: &str| {
-        let more =
-            format!(r#""linear_num_value_heads": {heads}, "linear_value_head_dim": {dim}"#);
+        let more = format!(r#""linear_num_value_heads": {heads}, "linear_value_head_dim": {dim}"#);
         with("qwen3_next", &more).map(|config| number(&config, "ssm.inner_size"))
     };
     assert_eq!(inner("4", "24").unwrap(), Some(96.0));
