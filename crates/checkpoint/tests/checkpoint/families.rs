@@ -55,7 +55,7 @@ fn streams_indexer_and_ngram_table_are_read_as_their_keys_say() {
     assert_eq!((shape.eos, shape.conv_kernel, shape.width(), shape.table_rows()), (1, 4, 64, 24));
     let table = model.ngram_table.unwrap();
     assert_eq!((table.rows(), table.row_width(), table.row_bytes()), (32, 32, 18));
-    let piece = table.pieces(5, 2)[0];
+    let piece = table.pieces(5, 2).0[0];
     assert_eq!((piece.offset, piece.bytes), (table.tensor.offset + 5 * 18, 36));
     let layers = model.tensors.layers;
     assert!(layers[0].ngram.is_some() && layers[1].ngram.is_none());

@@ -32,7 +32,7 @@ fn use_all(bytes: &[u8]) {
         let mut rows = vec![0; shape.heads()];
         shape.rows(&[0, shape.eos, model.config.vocab - 1], &mut rows);
         for row in rows {
-            let piece = table.pieces(row, 1)[0];
+            let piece = table.pieces(row, 1).0[0];
             assert!(piece.offset + piece.bytes <= bytes.len() as u64);
         }
     }
