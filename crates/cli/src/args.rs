@@ -272,12 +272,12 @@ pub(crate) struct PlanArgs {
     after_help = "Examples:\n  sakia pull --dry-run Qwen/Qwen3-30B-A3B\n  sakia pull unsloth/Qwen3-30B-A3B-GGUF:Q4_K_M\n  sakia run -m unsloth/Qwen3-30B-A3B-GGUF \"Hello\""
 )]
 pub(crate) struct PullArgs {
-    /// Repository, org/name; of several quantisations one after a colon: org/name:Q4_K_M
+    /// Repository, org/name; of several quantisations one after a colon: `org/name:Q4_K_M`
     pub(crate) model: String,
     /// Branch, tag or commit
     #[arg(long, value_name = "REV", default_value = "main")]
     pub(crate) revision: String,
-    /// Files to fetch instead of the usual ones, like "*Q4_K_M*"; may be given several times
+    /// Files to fetch instead of the usual ones, like "*`Q4_K_M`*"; may be given several times
     #[arg(long, value_name = "GLOB")]
     pub(crate) include: Vec<String>,
     /// Base address of the host [default: $`HF_ENDPOINT`, else <https://huggingface.co>]

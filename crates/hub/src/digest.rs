@@ -1,6 +1,6 @@
 //! The two hashes that a host promises: SHA-256 of large files, git's SHA-1 of small ones.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::fs::File;
 use std::io::Read;
 
@@ -115,7 +115,11 @@ impl TryFrom<String> for FileHash {
 }
 
 fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    let mut text = String::with_capacity(2 * bytes.len());
+    for byte in bytes {
+        let _ = write!(text, "{byte:02x}");
+    }
+    text
 }
 
 fn bytes<const N: usize>(text: &str) -> Option<[u8; N]> {

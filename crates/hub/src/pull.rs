@@ -145,7 +145,7 @@ impl Hub {
         certificates: Option<PathBuf>,
         store: Store,
         tuning: Tuning,
-        stop: Stop,
+        stop: &Stop,
     ) -> Result<Self, HubError> {
         let client = Client::new(host, token, certificates)?;
         let stop = stop.afresh();
@@ -233,7 +233,7 @@ impl Hub {
         let parts: Vec<Part> = opened.collect::<Result<_, _>>()?;
         progress.begins(plan.total(), plan.total() - left);
         self.fetch(plan, &parts, plan.total() - left, progress)?;
-        let snapshot = self.install(plan, &parts, old)?;
+        let snapshot = self.install(plan, &parts, old.as_ref())?;
         let unfinished = unfinished(&incoming);
         if unfinished > 0 {
             progress.remark(&format!(
@@ -311,13 +311,13 @@ impl Hub {
         &self,
         plan: &Plan,
         parts: &[Part],
-        old: Option<Snapshot>,
+        old: Option<&Snapshot>,
     ) -> Result<Snapshot, HubError> {
         let folder = &plan.folder;
         let mut snapshot = Snapshot::new(&plan.repo, &self.client.host().to_string(), &plan.commit);
         for Planned { wanted, .. } in &plan.files {
             let fetched = parts.iter().find(|part| part.wanted == *wanted).and_then(Part::etag);
-            let known = old.as_ref().and_then(|old| old.file(&wanted.path));
+            let known = old.and_then(|old| old.file(&wanted.path));
             let known = known.filter(|file| file.hash == wanted.hash);
             snapshot.files.push(Recorded {
                 path: wanted.path.clone(),
@@ -334,7 +334,7 @@ impl Hub {
             others.partition(|file| plan.keeps(file));
         snapshot.files.extend(kept.into_iter().cloned());
         snapshot.files.sort_by(|a, b| a.path.cmp(&b.path));
-        if parts.is_empty() && old.as_ref() == Some(&snapshot) {
+        if parts.is_empty() && old == Some(&snapshot) {
             remove_empty(&incoming(folder));
             return Ok(snapshot);
         }

@@ -149,7 +149,7 @@ fn no_clash(listing: &Listing, chosen: &BTreeSet<&RepoPath>) -> Result<(), HubEr
     }
 }
 
-fn ending(path: &RepoPath) -> Option<String> {
+pub(crate) fn ending(path: &RepoPath) -> Option<String> {
     Some(path.file_name().rsplit_once('.')?.1.to_ascii_lowercase())
 }
 

@@ -14,7 +14,7 @@ use crate::digest::FileHash;
 use crate::error::HubError;
 use crate::name::{ModelName, RepoName};
 use crate::path::{RepoPath, STATE_FOLDER};
-use crate::select::Variants;
+use crate::select::{Variants, ending};
 
 /// Version of the record's form.
 const SCHEMA: u32 = 1;
@@ -112,14 +112,15 @@ impl Store {
         };
         let files = snapshot.files.iter().map(|file| (&file.path, file.size));
         let variants = Variants::of(&name.repo, files);
-        let (path, needed): (PathBuf, Vec<&RepoPath>) =
-            if name.variant.is_none() && snapshot.files.iter().any(is_safetensors) {
-                let own = snapshot.files.iter().map(|file| &file.path);
-                (folder.clone(), own.filter(|path| !path.as_str().ends_with(".gguf")).collect())
-            } else {
-                let paths: Vec<_> = variants.choose(name.variant.as_deref())?.paths()?.collect();
-                (paths.first().map_or_else(|| folder.clone(), |path| path.under(&folder)), paths)
-            };
+        let (path, needed): (PathBuf, Vec<&RepoPath>) = if name.variant.is_none()
+            && snapshot.files.iter().any(is_safetensors)
+        {
+            let own = snapshot.files.iter().map(|file| &file.path);
+            (folder.clone(), own.filter(|path| ending(path).as_deref() != Some("gguf")).collect())
+        } else {
+            let paths: Vec<_> = variants.choose(name.variant.as_deref())?.paths()?.collect();
+            (paths.first().map_or_else(|| folder.clone(), |path| path.under(&folder)), paths)
+        };
         for file in snapshot.files.iter().filter(|file| needed.contains(&&file.path)) {
             check_size(&folder, file)
                 .map_err(|problem| HubError::Incomplete { name: name.to_string(), problem })?;

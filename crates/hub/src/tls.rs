@@ -16,7 +16,7 @@ pub(crate) fn config(certificates: Option<PathBuf>) -> Result<TlsConfig, HubErro
         Some(path) => RootCerts::Specific(Arc::new(read(path)?)),
         None => RootCerts::WebPki,
     };
-    provider::set(TlsConfig::builder().root_certs(roots)).map(|builder| builder.build())
+    provider::set(TlsConfig::builder().root_certs(roots)).map(ureq::tls::TlsConfigBuilder::build)
 }
 
 fn read(path: PathBuf) -> Result<Vec<Certificate<'static>>, HubError> {

@@ -1,5 +1,6 @@
 //! Pulls from hosts of every kind: good, slow, forgetful, lying, and hostile.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::match_bool, reason = "replies read as a table")]
 
 mod server;
 
@@ -37,7 +38,7 @@ impl Puller {
             Tuning { connections: 3, chunk: 10_000, first_pause: Duration::from_millis(1) };
         let host: Host = url.parse().unwrap();
         let store = Store::at(self.home.path());
-        Hub::new(host, self.token.as_ref(), None, store, tuning, self.stop.clone()).unwrap()
+        Hub::new(host, self.token.as_ref(), None, store, tuning, &self.stop).unwrap()
     }
 
     fn request(&self, name: &str) -> Request {
@@ -172,11 +173,14 @@ fn dropped_connections_are_taken_up_where_they_broke() {
     let server = twisted(move |_, reply| {
         // Two of three break somewhere in the first 4,000 bytes.
         let n = count.fetch_add(1, Ordering::SeqCst);
-        Reply { cut: (n % 3 != 0).then_some((n as usize * 977) % 4000), ..reply }
+        Reply { cut: (!n.is_multiple_of(3)).then_some((n as usize * 977) % 4000), ..reply }
     });
     check_whole(&Puller::new(), &server);
-    let resumed =
-        server.log().iter().filter_map(|a| a.range.clone()).any(|r| r.start % 10_000 != 0);
+    let resumed = server
+        .log()
+        .iter()
+        .filter_map(|a| a.range.clone())
+        .any(|r| !r.start.is_multiple_of(10_000));
     assert!(resumed, "some request began inside a chunk");
 }
 
@@ -195,7 +199,7 @@ fn busy_and_broken_servers_are_asked_again() {
     {
         let count = AtomicU32::new(0);
         let server = twisted(move |_, reply| {
-            if count.fetch_add(1, Ordering::SeqCst) % 2 == 0 {
+            if count.fetch_add(1, Ordering::SeqCst).is_multiple_of(2) {
                 let busy = Reply::new(status, "try later");
                 return match wait {
                     Some(wait) => busy.header("Retry-After", wait),

@@ -377,12 +377,7 @@ fn rows_of_the_ngram_table_are_counted() {
     let (path, tokens) = subjects().swap_remove(1);
     let mut engine = engine(&path, options());
     let mut sequence = Sequence::open(&mut engine.network).unwrap();
-    let run = Forced {
-        prompt: &tokens[..100],
-        forced: &tokens[100..110],
-        pass_rows: 64,
-        progress: &|_, _| true,
-    };
+    let run = Forced { prompt: &tokens[..100], forced: &tokens[100..110], pass_rows: 64 };
     let outcome = run.run(&mut engine.network, &mut sequence).unwrap();
     // Two rows a token; the first forced token counts with neither phase.
     let (prefill, decode) = (outcome.prefill.ngrams, outcome.decode.ngrams);

@@ -1,5 +1,6 @@
 //! Checkpoints as files: well-formed ones of every family and layout, malformed ones, and everything in between.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::disallowed_methods, reason = "test files are small and read whole")]
 
 mod bad_files;
 mod containers;
