@@ -162,6 +162,10 @@ fn is_weights(path: &RepoPath) -> bool {
     !path.as_str().contains('/') && ending(path).as_deref() == Some("safetensors")
 }
 
+#[expect(
+    clippy::case_sensitive_file_extension_comparisons,
+    reason = "libraries look for these names letter by letter"
+)]
 fn is_companion(path: &RepoPath) -> bool {
     let path = path.as_str();
     COMPANIONS.contains(&path)
