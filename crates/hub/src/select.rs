@@ -56,7 +56,7 @@ pub struct Wanted {
 /// # Errors
 ///
 /// [`HubError::Choice`] if there is more than one quantisation to choose from, with their sizes;
-/// [`HubError::NoModel`], [`HubError::NoMatch`], [`HubError::MissingParts`]; [`HubError::Listing`] if the host does not
+/// [`HubError::NoModel`], [`HubError::NoVariants`], [`HubError::NoMatch`], [`HubError::MissingParts`]; [`HubError::Listing`] if the host does not
 /// say how large a file is or what it hashes to.
 pub(crate) fn select(
     listing: &Listing,
@@ -251,6 +251,10 @@ impl<'a> Variants<'a> {
                 repo: self.repo.to_string(),
                 found: "no GGUF file".to_owned(),
             }),
+            ([], Some(wanted)) if self.is_empty() => Err(HubError::NoVariants {
+                repo: self.repo.to_string(),
+                variant: wanted.to_owned(),
+            }),
             ([], Some(wanted)) => {
                 Err(self.ask(&self.groups, format!("no quantisation is {wanted}")))
             }
@@ -260,6 +264,16 @@ impl<'a> Variants<'a> {
                 Err(self.ask(&self.groups, format!("one of {count} quantisations must be chosen")))
             }
         }
+    }
+
+    /// Whether that names one of them, or several.
+    pub(crate) fn has(&self, wanted: &str) -> bool {
+        !self.named(wanted).is_empty()
+    }
+
+    /// What they are called.
+    pub(crate) fn labels(&self) -> impl Iterator<Item = &str> {
+        self.groups.iter().map(|group| group.label.as_str())
     }
 
     /// By label; else by label without the maker's prefix; else by the end of the file's name.
@@ -295,7 +309,8 @@ impl<'a> Variants<'a> {
         }
         choices.pop();
         let example = hits.first().map_or_else(String::new, |variant| variant.label.clone());
-        HubError::Choice { repo: self.repo.to_string(), problem, choices, example }
+        let (repo, command) = (self.repo.to_string(), "sakia pull");
+        HubError::Choice { repo, problem, choices, command, example }
     }
 }
 
