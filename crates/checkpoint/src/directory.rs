@@ -1,9 +1,12 @@
 //! Where every tensor lies.
 
+use std::ops::Range;
 use std::path::PathBuf;
 
 use quant::BlockType;
 use units::FileIndex;
+
+use crate::pieces::{Blocks, FilePlace, Piece, Tiles};
 
 /// A file of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,18 +20,166 @@ pub struct FileEntry {
 /// A tensor: what it is and which bytes hold it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorInfo {
-    /// Its name in the file.
+    /// Its name in the naming that all containers share, which is GGUF's.
     pub name: String,
     /// Storage of its values.
     pub block_type: BlockType,
     /// Row-major: `[n]`, `[out, in]` or `[experts, out, in]`.
     pub shape: Vec<u64>,
-    /// The file that holds it.
+    /// The file that holds it, or its first part.
     pub file: FileIndex,
     /// Byte offset in that file.
     pub offset: u64,
-    /// Its bytes.
+    /// Its bytes in memory.
     pub bytes: u64,
+    /// What a container that names and stores things differently says about it; boxed, since most have none.
+    pub foreign: Option<Box<Foreign>>,
+}
+
+/// A tensor that is not one run of bytes under its own name.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Foreign {
+    /// Its name in the file; of the first part if it has several.
+    pub spelling: String,
+    /// What its values are turned into.
+    pub map: ValueMap,
+    /// Its parts in order; none if it is one run of bytes.
+    pub parts: Vec<Part>,
+}
+
+/// What a loader does to the values of a vector.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ValueMap {
+    /// Nothing.
+    #[default]
+    Plain,
+    /// `1 + x`: norm weights that are stored as their deviation from one.
+    PlusOne,
+    /// `-exp(x)`: the logarithm of a decay.
+    NegExp,
+}
+
+/// Consecutive rows of a tensor that lie together, an expert or a shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// How many rows.
+    pub rows: u64,
+    /// Their values; their codes where scales lie elsewhere.
+    pub place: FilePlace,
+    /// Their scales, where those lie elsewhere.
+    pub scales: Option<Scales>,
+}
+
+/// Scales of rows that lie elsewhere in the files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Scales {
+    /// Bytes of a scale, and of a bias.
+    pub bytes: u32,
+    /// The first scale.
+    pub scales: FilePlace,
+    /// The first bias.
+    pub biases: Option<FilePlace>,
+    /// Rows that share a row of scales.
+    pub rows: u32,
+}
+
+impl TensorInfo {
+    /// Its name in the file that it came from.
+    pub fn spelling(&self) -> &str {
+        self.foreign.as_ref().map_or(&self.name, |foreign| &foreign.spelling)
+    }
+
+    /// What its values are turned into.
+    pub fn map(&self) -> ValueMap {
+        self.foreign.as_ref().map_or(ValueMap::Plain, |foreign| foreign.map)
+    }
+
+    /// Values in a row.
+    pub fn row_len(&self) -> u64 {
+        self.shape.last().copied().unwrap_or(1)
+    }
+
+    /// Bytes of a row in memory.
+    ///
+    /// # Panics
+    /// If rows are not made of whole blocks, which readers rule out.
+    pub fn row_bytes(&self) -> u64 {
+        let n_in = usize::try_from(self.row_len()).expect("readers limit the length of rows");
+        self.block_type.row_bytes(n_in).expect("readers checked the row length") as u64
+    }
+
+    /// Where rows `rows` lie, counted over all leading dimensions. Places are relative to the first row's.
+    ///
+    /// # Panics
+    /// If the tensor has no such rows.
+    pub fn pieces(&self, rows: Range<u64>) -> impl Iterator<Item = Piece> {
+        let row_bytes = self.row_bytes();
+        let all = [Part {
+            rows: self.bytes / row_bytes.max(1),
+            place: FilePlace { file: self.file, offset: self.offset },
+            scales: None,
+        }];
+        let parts = match &self.foreign {
+            Some(foreign) if !foreign.parts.is_empty() => foreign.parts.clone(),
+            _ => all.to_vec(),
+        };
+        let total: u64 = parts.iter().map(|part| part.rows).sum();
+        assert!(rows.end <= total, "rows {rows:?} of {total} of `{}`", self.name);
+        let mut before = 0;
+        let n_in = self.row_len();
+        let block_len = self.block_type.block_len() as u64;
+        let block_bytes = self.block_type.block_bytes() as u64;
+        parts.into_iter().filter_map(move |part| {
+            let first = rows.start.max(before);
+            let end = rows.end.min(before + part.rows);
+            let skipped = first.saturating_sub(before);
+            let place = (first - rows.start.min(first)) * row_bytes;
+            before += part.rows;
+            (first < end).then(|| {
+                part.piece(skipped..skipped + (end - first), [n_in, block_len, block_bytes], place)
+            })
+        })
+    }
+}
+
+impl Part {
+    /// The rows `rows` of it, which go to `place`.
+    fn piece(
+        &self,
+        rows: Range<u64>,
+        [n_in, block_len, block_bytes]: [u64; 3],
+        place: u64,
+    ) -> Piece {
+        let n_rows = rows.end - rows.start;
+        let row_blocks = n_in / block_len;
+        let Some(scales) = self.scales else {
+            let row_bytes = row_blocks * block_bytes;
+            let FilePlace { file, offset } = self.place.plus(rows.start * row_bytes);
+            return Piece { file, offset, bytes: n_rows * row_bytes, place, blocks: None };
+        };
+        let per_block = if scales.biases.is_some() { 2 } else { 1 };
+        let codes = block_bytes - per_block * u64::from(scales.bytes);
+        let shared = u64::from(scales.rows);
+        let skipped = rows.start / shared * row_blocks * u64::from(scales.bytes);
+        let FilePlace { file, offset } = self.place.plus(rows.start * row_blocks * codes);
+        Piece {
+            file,
+            offset,
+            bytes: n_rows * row_blocks * codes,
+            place,
+            blocks: Some(Blocks {
+                codes: codes as u32,
+                scale: scales.bytes,
+                scales: scales.scales.plus(skipped),
+                biases: scales.biases.map(|biases| biases.plus(skipped)),
+                tiles: (shared > 1).then_some(Tiles {
+                    blocks: row_blocks as u32,
+                    rows: scales.rows,
+                    before: (rows.start % shared) as u32,
+                }),
+            }),
+        }
+    }
 }
 
 /// All tensors of a checkpoint by name.

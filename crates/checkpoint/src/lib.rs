@@ -17,6 +17,7 @@ mod error;
 mod gguf;
 mod limits;
 mod metadata;
+mod pieces;
 mod records;
 mod source;
 mod tensors;
@@ -24,11 +25,12 @@ mod vocabulary;
 
 pub use audit::{Audit, LayerAudit, PartBytes};
 pub use config::{DeltaNetShape, Family, HeadOrder, LayerKind, ModelConfig, Yarn};
-pub use directory::{FileEntry, TensorDirectory, TensorInfo};
+pub use directory::{FileEntry, Foreign, Part, Scales, TensorDirectory, TensorInfo, ValueMap};
 pub use error::{CheckpointError, ErrorClass};
 pub use metadata::{MetaArray, MetaValue, Metadata, StringArray, Vocabulary};
+pub use pieces::{Blocks, DIRECT_ALIGN, FilePlace, Piece, Pieces, Tiles};
 pub use quant::slot::{ExpertMatrices, SlotMatrix};
-pub use records::{DIRECT_ALIGN, ExpertRecord, LayerRecords, Piece, Pieces, Records};
+pub use records::{ExpertRecord, LayerRecords, Records};
 pub use source::{MemorySource, Source};
 pub use tensors::{
     AttentionTensors, DeltaNetBa, DeltaNetInput, DeltaNetTensors, LayerTensors, MixerTensors,

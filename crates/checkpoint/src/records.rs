@@ -1,64 +1,15 @@
 //! Expert records: which bytes one `(layer, expert)` needs, and where they go in a slot.
 
 use quant::slot::{ExpertMatrices, SlotMatrix};
-use units::{ExpertKey, FileIndex, LayerIndex};
+use units::{ExpertKey, LayerIndex};
 
 use crate::directory::TensorInfo;
 use crate::error::CheckpointError;
+use crate::pieces::{DIRECT_ALIGN, Pieces};
 use crate::tensors::Finder;
 
-/// What direct reads align to: offsets, lengths and memory.
-pub const DIRECT_ALIGN: u64 = 4096;
-
-/// Most pieces of a record: weights, scales and biases of three matrices.
-const MAX_PIECES: usize = 9;
-
-/// A contiguous run of bytes of a record.
-///
-/// `place` and `offset` agree modulo [`DIRECT_ALIGN`], and the spans that pieces take when widened to it on both
-/// sides do not overlap in the slot: so a direct read may land in place.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Piece {
-    /// Which file.
-    pub file: FileIndex,
-    /// Byte offset in the file.
-    pub offset: u64,
-    /// How many bytes.
-    pub bytes: u64,
-    /// Byte offset in the slot.
-    pub place: u64,
-}
-
-/// Up to nine pieces, without an allocation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Pieces {
-    pieces: [Piece; MAX_PIECES],
-    len: usize,
-}
-
-impl Pieces {
-    /// As a slice.
-    pub fn as_slice(&self) -> &[Piece] {
-        &self.pieces[..self.len]
-    }
-
-    /// Adds a piece.
-    ///
-    /// # Panics
-    /// If there are nine already.
-    pub fn push(&mut self, piece: Piece) {
-        self.pieces[self.len] = piece;
-        self.len += 1;
-    }
-}
-
-impl std::ops::Deref for Pieces {
-    type Target = [Piece];
-
-    fn deref(&self) -> &[Piece] {
-        self.as_slice()
-    }
-}
+/// What matrices align to that are put together in memory.
+const CACHE_LINE: u64 = 64;
 
 /// Everything about one expert's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -173,17 +124,27 @@ impl Records {
         );
         let layer = &self.layers[key.layer.get()];
         let mut pieces = Pieces::default();
-        let (mut cursor, mut bytes) = (0, 0);
+        let (mut cursor, mut bytes) = (0_u64, 0);
         let mut places = [0; 3];
         for (tensor, place) in layer.tensors().zip(&mut places) {
-            let stride = tensor.bytes / tensor.shape[0];
-            let offset = tensor.offset + stride * u64::from(key.expert.0);
-            let lead = offset % DIRECT_ALIGN;
-            *place = cursor + lead;
-            pieces.push(Piece { file: tensor.file, offset, bytes: stride, place: *place });
-            cursor += (lead + stride).next_multiple_of(DIRECT_ALIGN);
-            bytes += stride;
+            let rows = tensor.shape[1];
+            let first = rows * u64::from(key.expert.0);
+            let mut lies = tensor.pieces(first..first + rows);
+            let mut piece = lies.next().expect("an expert has rows");
+            assert!(lies.next().is_none(), "an expert's rows lie in one part of their tensor");
+            // A direct read lands at the same distance from a page as it has in the file; a piece that is put
+            // together from several goes anywhere.
+            let (align, lead) = match piece.blocks {
+                None => (DIRECT_ALIGN, piece.offset % DIRECT_ALIGN),
+                Some(_) => (CACHE_LINE, 0),
+            };
+            piece.place = cursor.next_multiple_of(align) + lead;
+            *place = piece.place;
+            cursor = (piece.place + piece.memory_bytes()).next_multiple_of(align);
+            bytes += piece.memory_bytes();
+            pieces.push(piece);
         }
+        let slot_bytes = cursor.next_multiple_of(DIRECT_ALIGN);
         let matrix = |tensor: &TensorInfo, place, n_out| SlotMatrix {
             place,
             block_type: tensor.block_type,
@@ -203,6 +164,6 @@ impl Records {
             let up = SlotMatrix { place: gate.place + gate.bytes() as u64, ..gate };
             ExpertMatrices { gate, up, down: matrix(&layer.down, places[1], rows(&layer.down)) }
         };
-        ExpertRecord { key, pieces, bytes, slot_bytes: cursor, matrices }
+        ExpertRecord { key, pieces, bytes, slot_bytes, matrices }
     }
 }

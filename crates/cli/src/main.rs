@@ -12,6 +12,7 @@ mod interrupt;
 mod logits;
 mod npy;
 mod open;
+mod output;
 mod parity;
 mod plan;
 mod pull;

@@ -1,46 +1,30 @@
 //! `NumPy`'s `.npy`, version 1.0: enough to write row-major arrays.
 
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::io::{self, Write};
 
-/// A file that appears under its name only when it is complete.
-pub(crate) struct NpyWriter {
-    file: BufWriter<File>,
-    partial: PathBuf,
-    target: PathBuf,
-}
+use crate::output::OutputFile;
+
+/// An array on its way into a file.
+pub(crate) struct NpyWriter(OutputFile);
 
 impl NpyWriter {
     /// `descr`: `NumPy`'s name of a little-endian type, `<f4` or `<i4`.
-    pub(crate) fn create(target: &Path, descr: &str, shape: &[usize]) -> io::Result<Self> {
-        let mut partial = target.as_os_str().to_owned();
-        partial.push(".partial");
-        let partial = PathBuf::from(partial);
-        let mut file = BufWriter::new(File::create(&partial)?);
+    pub(crate) fn begin(mut file: OutputFile, descr: &str, shape: &[usize]) -> io::Result<Self> {
         file.write_all(&header(descr, shape))?;
-        Ok(Self { file, partial, target: target.to_owned() })
+        Ok(Self(file))
     }
 
     pub(crate) fn f32s(&mut self, values: &[f32]) -> io::Result<()> {
-        values.iter().try_for_each(|v| self.file.write_all(&v.to_le_bytes()))
+        values.iter().try_for_each(|v| self.0.write_all(&v.to_le_bytes()))
     }
 
     pub(crate) fn i32s(&mut self, values: &[i32]) -> io::Result<()> {
-        values.iter().try_for_each(|v| self.file.write_all(&v.to_le_bytes()))
+        values.iter().try_for_each(|v| self.0.write_all(&v.to_le_bytes()))
     }
 
     /// Gives the file its name.
-    pub(crate) fn finish(mut self) -> io::Result<()> {
-        self.file.flush()?;
-        std::fs::rename(&self.partial, &self.target)
-    }
-}
-
-impl Drop for NpyWriter {
-    fn drop(&mut self) {
-        // After `finish` the partial file is gone and this does nothing.
-        let _ = std::fs::remove_file(&self.partial);
+    pub(crate) fn finish(self) -> io::Result<()> {
+        self.0.finish()
     }
 }
 
@@ -73,14 +57,14 @@ mod tests {
     }
 
     #[test]
-    fn an_unfinished_file_leaves_nothing_behind() {
+    fn values_follow_the_header() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("x.npy");
-        drop(NpyWriter::create(&target, "<f4", &[1]).unwrap());
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
-        let mut writer = NpyWriter::create(&target, "<f4", &[1]).unwrap();
+        let file = OutputFile::create(&target).unwrap();
+        let mut writer = NpyWriter::begin(file, "<f4", &[1]).unwrap();
         writer.f32s(&[1.5]).unwrap();
         writer.finish().unwrap();
-        assert!(std::fs::read(&target).unwrap().ends_with(&1.5_f32.to_le_bytes()));
+        let bytes = std::fs::read(&target).unwrap();
+        assert_eq!(bytes, [header("<f4", &[1]), 1.5_f32.to_le_bytes().to_vec()].concat());
     }
 }

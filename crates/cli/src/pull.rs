@@ -58,7 +58,7 @@ fn hub(args: &PullArgs, env: &dyn Fn(&str) -> Option<std::ffi::OsString>) -> Res
     let certificates = env("SSL_CERT_FILE").filter(|path| !path.is_empty()).map(Into::into);
     let tuning = Tuning { connections: usize::from(args.connections), ..Tuning::default() };
     let store = Store::from_environment(env)?;
-    Hub::new(host, token.as_ref(), certificates, store, tuning, Stop::new(interrupt::pressed))
+    Hub::new(host, token.as_ref(), certificates, store, tuning, &Stop::new(interrupt::pressed))
 }
 
 /// A bar over the bytes of a pull. Hidden, with its remarks, where no terminal shows it.

@@ -23,7 +23,7 @@ fn record(state: &mut u64, size: u64, n_pieces: u64, bytes: u64) -> Pieces {
         *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let offset = (*state >> 20) % (size - bytes) / 32 * 32;
         let place = end + offset % DIRECT_ALIGN;
-        pieces.push(Piece { file: FileIndex(0), offset, bytes, place });
+        pieces.push(Piece { file: FileIndex(0), offset, bytes, place, blocks: None });
         end = (place + bytes).next_multiple_of(DIRECT_ALIGN);
     }
     pieces

@@ -168,11 +168,15 @@ impl Split {
 }
 
 fn payload(piece: &Piece) -> Option<Range<u64>> {
-    Some(piece.place..piece.place.checked_add(piece.bytes)?)
+    Some(piece.place..piece.place.checked_add(piece.memory_bytes())?)
 }
 
-/// The payload and what lies around it up to multiples of 4096; none if the piece lies differently on the disk.
+/// The payload and what lies around it up to multiples of 4096; none if the piece lies differently on the disk. What is
+/// put together from several runs of bytes needs no slack.
 fn widen(piece: &Piece) -> Option<Range<u64>> {
+    if piece.blocks.is_some() {
+        return payload(piece);
+    }
     let head = piece.offset % DIRECT_ALIGN;
     if piece.place % DIRECT_ALIGN != head {
         return None;
@@ -205,7 +209,7 @@ mod tests {
     fn pieces(parts: &[(u64, u64, u64)]) -> Pieces {
         let mut pieces = Pieces::default();
         for &(offset, bytes, place) in parts {
-            pieces.push(Piece { file: FileIndex(0), offset, bytes, place });
+            pieces.push(Piece { file: FileIndex(0), offset, bytes, place, blocks: None });
         }
         pieces
     }

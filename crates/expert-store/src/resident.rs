@@ -55,6 +55,34 @@ impl Store {
         self.read_many([ResidentRead { file, offset, destination }], &mut |_| {})
     }
 
+    /// Fills `out` with a piece, whose `place` is not looked at, and returns when all of it is there.
+    ///
+    /// # Errors
+    /// As [`Self::read_blocking`].
+    ///
+    /// # Panics
+    /// If the store has no such file, or `out` is not as long as the piece is in memory.
+    pub fn read_piece(&self, piece: Piece, out: &mut [u8]) -> Result<(), ReadError> {
+        assert_eq!(piece.memory_bytes(), out.len() as u64, "room for exactly the piece");
+        let most = CHUNKS_PER_THREAD * self.threads();
+        let mut flight = Flight { queue: self.queue(), tickets: VecDeque::with_capacity(most) };
+        let mut rest = out;
+        for part in (Piece { place: 0, ..piece }).split(CHUNK_BYTES as u64) {
+            self.assert_files(&part);
+            if flight.tickets.len() == most {
+                flight.land()?;
+            }
+            let (now, later) = rest.split_at_mut(part.memory_bytes() as usize);
+            rest = later;
+            // SAFETY: `out` is borrowed for the length of this call, and `flight` ends all reads when it is left.
+            flight.launch(Piece { place: 0, ..part }, unsafe { Destination::lend(now) });
+        }
+        while !flight.tickets.is_empty() {
+            flight.land()?;
+        }
+        Ok(())
+    }
+
     /// Fills many destinations and returns when all bytes are there. `progress` is told the bytes of every chunk.
     ///
     /// # Errors
@@ -78,7 +106,9 @@ impl Store {
                     progress(flight.land()?);
                 }
                 let bytes = destination.len() as u64;
-                flight.launch(file, offset.saturating_add(place), destination);
+                let offset = offset.saturating_add(place);
+                let piece = Piece { file, offset, bytes, ..Piece::default() };
+                flight.launch(piece, destination);
                 place += bytes;
             }
         }
@@ -97,8 +127,7 @@ struct Flight<'a> {
 }
 
 impl Flight<'_> {
-    fn launch(&mut self, file: FileIndex, offset: u64, destination: Destination) {
-        let piece = Piece { file, offset, bytes: destination.len() as u64, place: 0 };
+    fn launch(&mut self, piece: Piece, destination: Destination) {
         let mut pieces = Pieces::default();
         pieces.push(piece);
         let request = ReadRequest { key: ExpertKey::default(), pieces, destination };

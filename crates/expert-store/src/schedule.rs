@@ -129,7 +129,7 @@ impl Schedule {
     ) -> (Ticket, usize, Wake) {
         assert!(self.used() < MAX_OUTSTANDING, "{MAX_OUTSTANDING} requests are outstanding");
         let ReadRequest { key, pieces, destination } = request;
-        let payload_bytes = pieces.iter().map(|piece| piece.bytes).sum();
+        let payload_bytes = pieces.iter().map(Piece::memory_bytes).sum();
         let mut split = Split::new(destination, &pieces);
         if self.stopped {
             split.stop();

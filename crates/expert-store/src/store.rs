@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
+use checkpoint::Piece;
 use units::FileIndex;
 
 use crate::counters::StoreCounters;
@@ -94,7 +95,7 @@ impl Store {
     /// more than 65536 requests are outstanding.
     pub fn submit(&self, request: ReadRequest, priority: Priority) -> Ticket {
         for piece in request.pieces.iter() {
-            self.assert_file(piece.file);
+            self.assert_files(piece);
         }
         self.queue.submit(request, priority, Reply::Channel)
     }
@@ -150,13 +151,24 @@ impl Store {
         self.threads.len()
     }
 
-    /// Most memory that a store holds for staging, while resident tensors are read: one buffer a thread.
+    /// Most memory that a store holds for staging: one buffer a thread, while resident tensors are read, and always when
+    /// experts are put together from several runs of bytes.
     pub const fn staging_bytes(threads: usize) -> u64 {
         (threads * STAGING_BYTES) as u64
     }
 
     pub(crate) fn queue(&self) -> &Queue {
         &self.queue
+    }
+
+    pub(crate) fn assert_files(&self, piece: &Piece) {
+        self.assert_file(piece.file);
+        if let Some(blocks) = &piece.blocks {
+            self.assert_file(blocks.scales.file);
+            if let Some(biases) = blocks.biases {
+                self.assert_file(biases.file);
+            }
+        }
     }
 
     pub(crate) fn assert_file(&self, file: FileIndex) {

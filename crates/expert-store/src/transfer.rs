@@ -2,14 +2,15 @@
 //!
 //! Three ways, best first: *direct in place*, where the window includes the slack up to multiples of 4096 on both
 //! sides; *direct through staging*, when memory and file are not aligned alike; *buffered*, when the file cannot
-//! be read directly. Nothing counts as read until every needed byte of it has been delivered.
+//! be read directly. Rows whose scales lie elsewhere always go through staging, run by run, and are put together on the
+//! way. Nothing counts as read until every needed byte of it has been delivered.
 
 use std::io;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use checkpoint::Piece;
+use checkpoint::{Blocks, FilePlace, Piece, Tiles};
 
 use crate::destination::{ALIGN, Window};
 use crate::error::ReadError;
@@ -78,7 +79,7 @@ struct Span {
 
 impl Transfer {
     /// Reads a piece. `staging` is made when it is first needed, and given up by the next piece that does not need
-    /// it: resident tensors need it, experts do not.
+    /// it: resident tensors need it, and experts of files that keep scales apart.
     pub(crate) fn run(
         &self,
         piece: &Piece,
@@ -106,16 +107,89 @@ impl Transfer {
         if piece.offset.checked_add(piece.bytes).is_none_or(|end| end > i64::MAX as u64) {
             return Err(failed(file, piece, Failure::Short { found: 0 }, 0));
         }
+        if let Some(blocks) = &piece.blocks {
+            let staging = staging.get_or_insert_with(|| Staging::with_bytes(STAGING_BYTES));
+            return self.put_together(staging.bytes(), piece, blocks, window, tally);
+        }
         let head = window.head() as u64;
         let from = piece.offset - head;
         let in_place = window.takes_direct_reads() && from.is_multiple_of(ALIGN as u64);
         if file.direct() && !in_place {
             let staging = staging.get_or_insert_with(|| Staging::with_bytes(STAGING_BYTES));
             tally.bounced = true;
-            self.through(staging.bytes(), piece, window, tally)?;
+            let (start, bytes) = (window.head(), piece.bytes as usize);
+            let out = &mut window.bytes()[start..start + bytes];
+            self.through(staging.bytes(), piece, tally, |done, part| {
+                out[done..done + part.len()].copy_from_slice(part);
+            })?;
         } else {
             *staging = None;
             self.in_place(file, piece, window, tally)?;
+        }
+        file.check_unchanged()
+    }
+
+    /// Codes, scales and biases, each run of bytes for itself, to their places in the blocks.
+    fn put_together(
+        &self,
+        staging: &mut [u8],
+        piece: &Piece,
+        blocks: &Blocks,
+        window: &mut Window,
+        tally: &mut Tally,
+    ) -> Result<(), ReadError> {
+        tally.bounced = true;
+        let out = window.bytes();
+        let scale = blocks.scale as usize;
+        let (codes, stride) = (blocks.codes as usize, blocks.stride() as usize);
+        let n_blocks = piece.bytes as usize / codes;
+        let run = |place: FilePlace, bytes: usize| Piece {
+            file: place.file,
+            offset: place.offset,
+            bytes: bytes as u64,
+            ..Piece::default()
+        };
+        let lead = stride - codes;
+        self.read_run(
+            staging,
+            &run(FilePlace { file: piece.file, offset: piece.offset }, n_blocks * codes),
+            tally,
+            |done, part| {
+                scatter(part, done, codes, |i| i * stride + lead, out);
+            },
+        )?;
+        if let Some(tiles) = blocks.tiles {
+            let bytes = shared_scales(n_blocks, tiles) * scale;
+            return self.read_run(staging, &run(blocks.scales, bytes), tally, |done, part| {
+                spread(part, done, scale, tiles, (n_blocks, stride), out);
+            });
+        }
+        self.read_run(staging, &run(blocks.scales, n_blocks * scale), tally, |done, part| {
+            scatter(part, done, scale, |i| i * stride, out);
+        })?;
+        if let Some(biases) = blocks.biases {
+            self.read_run(staging, &run(biases, n_blocks * scale), tally, |done, part| {
+                scatter(part, done, scale, |i| i * stride + scale, out);
+            })?;
+        }
+        Ok(())
+    }
+
+    /// One run of bytes through staging, whether its file is read directly or not.
+    fn read_run(
+        &self,
+        staging: &mut [u8],
+        run: &Piece,
+        tally: &mut Tally,
+        sink: impl FnMut(usize, &[u8]),
+    ) -> Result<(), ReadError> {
+        let file = &self.files[run.file.get()];
+        if run.offset.checked_add(run.bytes).is_none_or(|end| end > i64::MAX as u64) {
+            return Err(failed(file, run, Failure::Short { found: 0 }, 0));
+        }
+        self.through(staging, run, tally, sink)?;
+        if !file.direct() {
+            file.drop_pages(run.offset, run.bytes);
         }
         file.check_unchanged()
     }
@@ -141,16 +215,15 @@ impl Transfer {
         result.map_err(|failure| failed(file, piece, failure, 0))
     }
 
+    /// Reads a run of bytes part by part; `sink` gets where a part begins, and the part.
     fn through(
         &self,
         staging: &mut [u8],
         piece: &Piece,
-        window: &mut Window,
         tally: &mut Tally,
+        mut sink: impl FnMut(usize, &[u8]),
     ) -> Result<(), ReadError> {
         let bytes = piece.bytes as usize;
-        let start = window.head();
-        let out = &mut window.bytes()[start..start + bytes];
         let mut done = 0;
         while done < bytes {
             let at = piece.offset + done as u64;
@@ -163,7 +236,7 @@ impl Transfer {
                 let file = &self.files[piece.file.get()];
                 failed(file, piece, failure, done as i64 - head as i64)
             })?;
-            out[done..done + part].copy_from_slice(&staging[head..needed]);
+            sink(done, &staging[head..needed]);
             done += part;
         }
         Ok(())
@@ -218,6 +291,50 @@ impl Transfer {
                 io::ErrorKind::WouldBlock if retries < MAX_RETRIES => thread::sleep(RETRY_PAUSE),
                 _ => return Err(error),
             }
+        }
+    }
+}
+
+/// Puts bytes `done..` of a run of chunks to where `place` says chunk `i` begins.
+fn scatter(
+    mut part: &[u8],
+    done: usize,
+    chunk: usize,
+    place: impl Fn(usize) -> usize,
+    out: &mut [u8],
+) {
+    let (mut i, mut within) = (done / chunk, done % chunk);
+    while !part.is_empty() {
+        let (now, later) = part.split_at(part.len().min(chunk - within));
+        let at = place(i) + within;
+        out[at..at + now.len()].copy_from_slice(now);
+        (part, i, within) = (later, i + 1, 0);
+    }
+}
+
+/// Scales that serve `n_blocks` blocks.
+fn shared_scales(n_blocks: usize, tiles: Tiles) -> usize {
+    let (row, rows) = (tiles.blocks as usize, tiles.rows as usize);
+    (tiles.before as usize + n_blocks / row).div_ceil(rows) * row
+}
+
+/// Puts bytes `done..` of a grid of scales to the front of every block that they serve.
+fn spread(
+    part: &[u8],
+    done: usize,
+    scale: usize,
+    tiles: Tiles,
+    (n_blocks, stride): (usize, usize),
+    out: &mut [u8],
+) {
+    let (row, rows, before) = (tiles.blocks as usize, tiles.rows as usize, tiles.before as usize);
+    let n_rows = n_blocks / row;
+    for (at, byte) in (done..).zip(part) {
+        let (i, within) = (at / scale, at % scale);
+        let first = (i / row * rows).saturating_sub(before);
+        let end = n_rows.min(((i / row + 1) * rows).saturating_sub(before));
+        for r in first..end {
+            out[(r * row + i % row) * stride + within] = *byte;
         }
     }
 }

@@ -42,7 +42,13 @@ fn two_layers(store: &Store, slots: &mut [Slot]) {
             let mut pieces = Pieces::default();
             for part in 0..3u64 {
                 let offset = 100 + part * 40_000 + i as u64;
-                pieces.push(Piece { file: FileIndex(0), offset, bytes: 2000, place: part * 4096 });
+                pieces.push(Piece {
+                    file: FileIndex(0),
+                    offset,
+                    bytes: 2000,
+                    place: part * 4096,
+                    blocks: None,
+                });
             }
             let base = NonNull::from(&mut slot.0).cast();
             // SAFETY: all reads are awaited or cancelled below, and `slots` is borrowed until then.

@@ -16,7 +16,7 @@ use crate::url::{Host, Url};
 const MOST_REDIRECTS: u32 = 8;
 /// Longest wait for an address, a connection, or a server that has taken the request.
 const CONNECT: Duration = Duration::from_secs(20);
-const ANSWER: Duration = Duration::from_secs(60);
+const ANSWER: Duration = Duration::from_mins(1);
 /// Longest silence inside a body.
 const SILENCE: Duration = Duration::from_secs(30);
 /// Most bytes of all headers of an answer.

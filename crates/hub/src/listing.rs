@@ -175,21 +175,18 @@ enum Unfit {
 fn listed(sibling: Sibling) -> Result<Listed, Unfit> {
     let path = RepoPath::try_from(sibling.rfilename).map_err(Unfit::Path)?;
     let value = |problem: &str| Unfit::Value(format!("{}: {problem}", path.as_str()));
-    let (size, hash) = match sibling.lfs {
-        Some(lfs) => {
-            if sibling.size.is_some_and(|size| size != lfs.size) {
-                return Err(value("two different sizes"));
-            }
-            let digits = lfs.sha256.strip_prefix("sha256:").unwrap_or(&lfs.sha256);
-            let hash = FileHash::sha256(digits).ok_or_else(|| value("a hash that is none"))?;
-            (Some(lfs.size), Some(hash))
+    let (size, hash) = if let Some(lfs) = sibling.lfs {
+        if sibling.size.is_some_and(|size| size != lfs.size) {
+            return Err(value("two different sizes"));
         }
-        None => {
-            let hash = sibling
-                .blob_id
-                .map(|id| FileHash::git_blob(&id).ok_or_else(|| value("a git hash that is none")));
-            (sibling.size, hash.transpose()?)
-        }
+        let digits = lfs.sha256.strip_prefix("sha256:").unwrap_or(&lfs.sha256);
+        let hash = FileHash::sha256(digits).ok_or_else(|| value("a hash that is none"))?;
+        (Some(lfs.size), Some(hash))
+    } else {
+        let hash = sibling
+            .blob_id
+            .map(|id| FileHash::git_blob(&id).ok_or_else(|| value("a git hash that is none")));
+        (sibling.size, hash.transpose()?)
     };
     if size.is_some_and(|size| size > FILE_BYTES) {
         return Err(value("a size that no file has"));

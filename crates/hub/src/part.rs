@@ -153,10 +153,8 @@ impl Part {
     pub(crate) fn missing(&self, chunk: usize) -> Range<u64> {
         let state = self.state();
         let full = state.record.range(chunk);
-        match state.whole {
-            true => full.end..full.end,
-            false => full.start + state.record.done[chunk]..full.end,
-        }
+        let start = if state.whole { full.end } else { full.start + state.record.done[chunk] };
+        start..full.end
     }
 
     /// Makes the caller the only writer, from the file's front. `false` if somebody else is.

@@ -145,7 +145,7 @@ impl Hub {
         certificates: Option<PathBuf>,
         store: Store,
         tuning: Tuning,
-        stop: Stop,
+        stop: &Stop,
     ) -> Result<Self, HubError> {
         let client = Client::new(host, token, certificates)?;
         let stop = stop.afresh();
@@ -233,7 +233,7 @@ impl Hub {
         let parts: Vec<Part> = opened.collect::<Result<_, _>>()?;
         progress.begins(plan.total(), plan.total() - left);
         self.fetch(plan, &parts, plan.total() - left, progress)?;
-        let snapshot = self.install(plan, &parts, old)?;
+        let snapshot = self.install(plan, &parts, old.as_ref())?;
         let unfinished = unfinished(&incoming);
         if unfinished > 0 {
             progress.remark(&format!(
@@ -248,8 +248,7 @@ impl Hub {
 
     /// What to open: the first part of a GGUF, else the folder.
     fn model(plan: &Plan) -> PathBuf {
-        let gguf =
-            |file: &&Planned| file.wanted.path.as_str().to_ascii_lowercase().ends_with(".gguf");
+        let gguf = |file: &&Planned| file.wanted.path.has_ending("gguf");
         let first = plan.files.iter().filter(gguf).map(|file| &file.wanted.path).min();
         match first {
             Some(first) if plan.files.iter().all(|file| gguf(&file)) => first.under(&plan.folder),
@@ -311,13 +310,13 @@ impl Hub {
         &self,
         plan: &Plan,
         parts: &[Part],
-        old: Option<Snapshot>,
+        old: Option<&Snapshot>,
     ) -> Result<Snapshot, HubError> {
         let folder = &plan.folder;
         let mut snapshot = Snapshot::new(&plan.repo, &self.client.host().to_string(), &plan.commit);
         for Planned { wanted, .. } in &plan.files {
             let fetched = parts.iter().find(|part| part.wanted == *wanted).and_then(Part::etag);
-            let known = old.as_ref().and_then(|old| old.file(&wanted.path));
+            let known = old.and_then(|old| old.file(&wanted.path));
             let known = known.filter(|file| file.hash == wanted.hash);
             snapshot.files.push(Recorded {
                 path: wanted.path.clone(),
@@ -334,7 +333,7 @@ impl Hub {
             others.partition(|file| plan.keeps(file));
         snapshot.files.extend(kept.into_iter().cloned());
         snapshot.files.sort_by(|a, b| a.path.cmp(&b.path));
-        if parts.is_empty() && old.as_ref() == Some(&snapshot) {
+        if parts.is_empty() && old == Some(&snapshot) {
             remove_empty(&incoming(folder));
             return Ok(snapshot);
         }
@@ -360,7 +359,7 @@ impl Plan {
     /// configuration that it no longer has would only confuse a reader of the folder.
     fn keeps(&self, file: &Recorded) -> bool {
         let here = size_of(&file.path.under(&self.folder)) == Some(file.size);
-        let gguf = file.path.as_str().to_ascii_lowercase().ends_with(".gguf");
+        let gguf = file.path.has_ending("gguf");
         here && (gguf || self.listed.contains(&file.path))
     }
 }

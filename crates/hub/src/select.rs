@@ -56,8 +56,8 @@ pub struct Wanted {
 /// # Errors
 ///
 /// [`HubError::Choice`] if there is more than one quantisation to choose from, with their sizes;
-/// [`HubError::NoModel`], [`HubError::NoVariants`], [`HubError::NoMatch`], [`HubError::MissingParts`]; [`HubError::Listing`] if the host does not
-/// say how large a file is or what it hashes to.
+/// [`HubError::NoModel`], [`HubError::NoVariants`], [`HubError::NoMatch`], [`HubError::MissingParts`];
+/// [`HubError::Listing`] if the host does not say how large a file is or what it hashes to.
 pub(crate) fn select(
     listing: &Listing,
     variant: Option<&str>,
@@ -154,19 +154,19 @@ fn ending(path: &RepoPath) -> Option<String> {
 }
 
 fn is_refused(path: &RepoPath) -> bool {
-    ending(path).is_some_and(|ending| NEVER.contains(&ending.as_str()))
+    NEVER.iter().any(|ending| path.has_ending(ending))
 }
 
 /// A weight file of safetensors in the root folder. In other folders lie other models.
 fn is_weights(path: &RepoPath) -> bool {
-    !path.as_str().contains('/') && ending(path).as_deref() == Some("safetensors")
+    !path.as_str().contains('/') && path.has_ending("safetensors")
 }
 
 fn is_companion(path: &RepoPath) -> bool {
-    let path = path.as_str();
-    COMPANIONS.contains(&path)
-        || (!path.contains('/') && path.ends_with(".safetensors.index.json"))
-        || (path.starts_with("additional_chat_templates/") && path.ends_with(".jinja"))
+    let text = path.as_str();
+    COMPANIONS.contains(&text)
+        || (!text.contains('/') && text.ends_with(".safetensors.index.json"))
+        || (text.starts_with("additional_chat_templates/") && path.has_ending("jinja"))
 }
 
 /// `3 .bin, 1 .json`: what there is, for messages.

@@ -122,7 +122,7 @@ impl Store {
         let (path, needed): (PathBuf, Vec<&RepoPath>) = if name.variant.is_none() && has_safetensors
         {
             let own = snapshot.files.iter().map(|file| &file.path);
-            (folder.clone(), own.filter(|path| !path.as_str().ends_with(".gguf")).collect())
+            (folder.clone(), own.filter(|path| !path.has_ending("gguf")).collect())
         } else {
             let chosen = variants.choose(name.variant.as_deref()).map_err(|error| match error {
                 HubError::Choice { repo, problem, choices, example, .. } => {
@@ -142,7 +142,7 @@ impl Store {
 }
 
 fn is_safetensors(file: &Recorded) -> bool {
-    file.path.as_str().ends_with(".safetensors")
+    file.path.has_ending("safetensors")
 }
 
 /// Says what is wrong with a recorded file.

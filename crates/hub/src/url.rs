@@ -70,9 +70,10 @@ impl Url {
             return Self::parse(&format!("{scheme}:{location}"));
         }
         let path = self.path_and_query.split('?').next().unwrap_or_default();
-        let folder = match location.starts_with('/') {
-            true => "",
-            false => path.rfind('/').map_or("/", |end| &path[..=end]),
+        let folder = if location.starts_with('/') {
+            ""
+        } else {
+            path.rfind('/').map_or("/", |end| &path[..=end])
         };
         Self::parse(&format!("{scheme}://{}{folder}{location}", self.authority()))
     }

@@ -61,7 +61,7 @@ fn pull(url: &str, certificates: Option<&str>) -> Result<Vec<u8>, HubError> {
     let store = Store::at(home.path());
     let certificates = certificates.map(pem);
     let stop = Stop::new(|| false);
-    let hub = Hub::new(url.parse()?, Some(&token), certificates, store, tuning, stop)?;
+    let hub = Hub::new(url.parse()?, Some(&token), certificates, store, tuning, &stop)?;
     let (name, revision) = ("org/name".parse()?, "main".to_owned());
     let plan = hub.plan(&Request { name, revision, include: Vec::new() })?;
     let pulled = hub.pull(&plan, &Silent)?;
@@ -99,9 +99,12 @@ fn a_host_that_nobody_vouches_for_is_refused_at_once() {
 fn a_redirect_may_not_leave_encryption() {
     let plain = Server::of(model());
     let (to, model) = (plain.url(), model());
-    let address = start(move |asked| match asked.path.starts_with("/api/") {
-        true => model.reply(asked),
-        false => Reply::redirect(format!("{to}{}", asked.path)),
+    let address = start(move |asked| {
+        if asked.path.starts_with("/api/") {
+            model.reply(asked)
+        } else {
+            Reply::redirect(format!("{to}{}", asked.path))
+        }
     });
     let error = pull(&format!("https://localhost:{}", address.port()), Some("ca.pem")).unwrap_err();
     assert!(error.to_string().contains("not encrypted"), "{error}");

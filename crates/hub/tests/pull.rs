@@ -37,7 +37,7 @@ impl Puller {
             Tuning { connections: 3, chunk: 10_000, first_pause: Duration::from_millis(1) };
         let host: Host = url.parse().unwrap();
         let store = Store::at(self.home.path());
-        Hub::new(host, self.token.as_ref(), None, store, tuning, self.stop.clone()).unwrap()
+        Hub::new(host, self.token.as_ref(), None, store, tuning, &self.stop).unwrap()
     }
 
     fn request(&self, name: &str) -> Request {
@@ -172,7 +172,7 @@ fn dropped_connections_are_taken_up_where_they_broke() {
     let server = twisted(move |_, reply| {
         // Two of three break somewhere in the first 4,000 bytes.
         let n = count.fetch_add(1, Ordering::SeqCst);
-        Reply { cut: (n % 3 != 0).then_some((n as usize * 977) % 4000), ..reply }
+        Reply { cut: (!n.is_multiple_of(3)).then_some((n as usize * 977) % 4000), ..reply }
     });
     check_whole(&Puller::new(), &server);
     let resumed =
@@ -195,7 +195,7 @@ fn busy_and_broken_servers_are_asked_again() {
     {
         let count = AtomicU32::new(0);
         let server = twisted(move |_, reply| {
-            if count.fetch_add(1, Ordering::SeqCst) % 2 == 0 {
+            if count.fetch_add(1, Ordering::SeqCst).is_multiple_of(2) {
                 let busy = Reply::new(status, "try later");
                 return match wait {
                     Some(wait) => busy.header("Retry-After", wait),
@@ -213,9 +213,12 @@ fn busy_and_broken_servers_are_asked_again() {
 #[test]
 fn a_wish_to_wait_is_met_and_an_absurd_one_is_an_error() {
     let first = AtomicBool::new(true);
-    let server = twisted(move |_, reply| match first.swap(false, Ordering::SeqCst) {
-        true => Reply::new(429, "").header("Retry-After", "1"),
-        false => reply,
+    let server = twisted(move |_, reply| {
+        if first.swap(false, Ordering::SeqCst) {
+            Reply::new(429, "").header("Retry-After", "1")
+        } else {
+            reply
+        }
     });
     let start = Instant::now();
     check_whole(&Puller::new(), &server);
@@ -293,9 +296,12 @@ impl Progress for Remarks {
 
 #[test]
 fn small_files_are_checked_by_gits_hash() {
-    let server = twisted(|asked, reply| match asked.path.ends_with("config.json") {
-        true => Reply::file(b"{\"model_type\": \"y\"}\n", asked.range.clone()),
-        false => reply,
+    let server = twisted(|asked, reply| {
+        if asked.path.ends_with("config.json") {
+            Reply::file(b"{\"model_type\": \"y\"}\n", asked.range.clone())
+        } else {
+            reply
+        }
     });
     check_refused(&server, &["config.json", "git SHA-1 is"]);
 }
@@ -305,15 +311,17 @@ fn lengths_that_lie_are_errors() {
     // Longer or shorter than the list says, by its header.
     let server = twisted(|asked, _| Reply::file(&noise(1, 80_000), asked.range.clone()));
     check_refused(&server, &["by the list of files"]);
-    let server = twisted(|asked, reply| match asked.path.ends_with("tokenizer.json") {
-        true => Reply::new(200, noise(3, 1400)),
-        false => reply,
+    let server = twisted(|asked, reply| {
+        if asked.path.ends_with("tokenizer.json") { Reply::new(200, noise(3, 1400)) } else { reply }
     });
     check_refused(&server, &["tokenizer.json has 1500 bytes", "1400"]);
     // Right by its header, too short in truth.
-    let server = twisted(|asked, reply| match asked.path.ends_with("tokenizer.json") {
-        true => Reply { length: Length::Lie(1500), ..Reply::new(200, noise(3, 1400)) },
-        false => reply,
+    let server = twisted(|asked, reply| {
+        if asked.path.ends_with("tokenizer.json") {
+            Reply { length: Length::Lie(1500), ..Reply::new(200, noise(3, 1400)) }
+        } else {
+            reply
+        }
     });
     check_refused(&server, &["tokenizer.json after 8 tries"]);
     // A range other than the one asked for.
@@ -333,9 +341,8 @@ fn endless_bodies_end() {
         ..Reply::file(&noise(3, 1500), asked.range.clone())
     };
     for length in [Length::Chunked, Length::Unsaid] {
-        let server = twisted(move |asked, reply| match asked.path.ends_with("tokenizer.json") {
-            true => endless(asked, length),
-            false => reply,
+        let server = twisted(move |asked, reply| {
+            if asked.path.ends_with("tokenizer.json") { endless(asked, length) } else { reply }
         });
         check_refused(&server, &["tokenizer.json has 1500 bytes", "sends more"]);
     }
@@ -497,9 +504,12 @@ fn a_new_revision_replaces_the_old_one_as_a_whole() {
     // While it is on its way, the old one stays whole.
     let broken = {
         let next = next.clone();
-        Server::start(move |asked| match asked.path.ends_with("model.safetensors") {
-            true => Reply::new(404, ""),
-            false => next.reply(asked),
+        Server::start(move |asked| {
+            if asked.path.ends_with("model.safetensors") {
+                Reply::new(404, "")
+            } else {
+                next.reply(asked)
+            }
         })
     };
     puller.pull(&broken).unwrap_err();

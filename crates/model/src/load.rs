@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use checkpoint::{
     DeltaNetBa, DeltaNetInput, DeltaNetShape, DeltaNetTensors, MixerTensors, Model, TensorInfo,
+    ValueMap,
 };
 use compute::backend::{Backend, ComputeError, DeltaParams, MatrixShape, WeightId};
 use expert_store::{ReadError, Store};
@@ -218,7 +219,11 @@ impl Loader<'_> {
     fn vector(&mut self, tensor: &TensorInfo) -> Result<WeightId, LoadError> {
         let values = self.decoded(tensor)?;
         if let Some((index, &value)) = values.iter().enumerate().find(|(_, v)| !v.is_finite()) {
-            return Err(LoadError::NotFinite { tensor: tensor.name.clone(), index, value });
+            return Err(LoadError::NotFinite {
+                tensor: tensor.spelling().to_owned(),
+                index,
+                value,
+            });
         }
         let shape = MatrixShape { n_out: 1, n_in: values.len(), block_type: BlockType::F32 };
         self.float_weight(&values, shape)
@@ -233,12 +238,22 @@ impl Loader<'_> {
 
     fn decoded(&mut self, tensor: &TensorInfo) -> Result<Vec<f32>, LoadError> {
         let mut bytes = vec![0; tensor.bytes as usize];
-        self.store
-            .read_blocking(tensor.file, tensor.offset, &mut bytes)
-            .map_err(|source| read_error(tensor, source))?;
+        let rows = tensor.bytes / tensor.row_bytes();
+        for piece in tensor.pieces(0..rows) {
+            let out = &mut bytes[piece.place as usize..][..piece.memory_bytes() as usize];
+            self.store.read_piece(piece, out).map_err(|source| read_error(tensor, source))?;
+        }
         (self.progress)(tensor.bytes);
         let mut values = vec![0.0; tensor.shape.iter().product::<u64>() as usize];
         quant::decode_row(tensor.block_type, &bytes, &mut values);
+        match tensor.map() {
+            ValueMap::Plain => {}
+            ValueMap::PlusOne => values.iter_mut().for_each(|x| *x += 1.0),
+            // In double precision: once, when a model is loaded.
+            ValueMap::NegExp => {
+                values.iter_mut().for_each(|x| *x = -libm::exp(f64::from(*x)) as f32);
+            }
+        }
         Ok(values)
     }
 
@@ -250,20 +265,22 @@ impl Loader<'_> {
         weight: WeightId,
         place: usize,
     ) -> Result<usize, LoadError> {
-        let (_, n_in) = matrix_shape(tensor);
-        let row_bytes = tensor.block_type.row_bytes(n_in).expect("bind() checked the row length");
-        let offset = tensor.offset + (run.start * row_bytes) as u64;
-        let destination =
-            crate::memory::weight_bytes(self.backend, weight, place, run.len() * row_bytes);
-        self.store
-            .read_blocking(tensor.file, offset, destination)
-            .map_err(|source| read_error(tensor, source))?;
-        Ok(run.len() * row_bytes)
+        let mut bytes = 0;
+        for piece in tensor.pieces(run.start as u64..run.end as u64) {
+            let len = piece.memory_bytes() as usize;
+            let start = place + piece.place as usize;
+            let destination = crate::memory::weight_bytes(self.backend, weight, start, len);
+            self.store
+                .read_piece(piece, destination)
+                .map_err(|source| read_error(tensor, source))?;
+            bytes += len;
+        }
+        Ok(bytes)
     }
 }
 
 fn read_error(tensor: &TensorInfo, source: ReadError) -> LoadError {
-    LoadError::Read { tensor: tensor.name.clone(), source }
+    LoadError::Read { tensor: tensor.spelling().to_owned(), source }
 }
 
 /// `(rows, values in a row)`; a vector is one row.

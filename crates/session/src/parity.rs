@@ -7,7 +7,7 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-use checkpoint::{ExpertRecord, Records};
+use checkpoint::{ExpertRecord, FilePlace, Piece, Records};
 use compute::backend::{Activations, MatrixShape};
 use model::ForwardError;
 use quant::{BlockType, Q8Row, SlotMatrix};
@@ -158,7 +158,7 @@ fn activations(n: usize) -> Vec<f32> {
     (0..n).map(|_| next()).collect()
 }
 
-/// The bytes that belong at `place` of the slot, from the file.
+/// The bytes that belong at `place` of the slot, from the file, read without the store.
 fn read_rows(
     engine: &Engine,
     record: &ExpertRecord,
@@ -166,12 +166,33 @@ fn read_rows(
     len: usize,
 ) -> io::Result<Vec<u8>> {
     let inside =
-        |piece: &&checkpoint::Piece| (piece.place..piece.place + piece.bytes).contains(&place);
+        |piece: &&Piece| (piece.place..piece.place + piece.memory_bytes()).contains(&place);
     let piece = record.pieces.iter().find(inside).expect("every row lies in a piece");
-    let file = File::open(&engine.checkpoint.files[piece.file.get()].path)?;
-    let mut bytes = vec![0; len];
-    file.read_exact_at(&mut bytes, piece.offset + place - piece.place)?;
-    Ok(bytes)
+    let read = |at: FilePlace, bytes: usize| {
+        let file = File::open(&engine.checkpoint.files[at.file.get()].path)?;
+        let mut out = vec![0; bytes];
+        file.read_exact_at(&mut out, at.offset)?;
+        io::Result::Ok(out)
+    };
+    let codes = FilePlace { file: piece.file, offset: piece.offset };
+    let Some(blocks) = &piece.blocks else {
+        return read(codes.plus(place - piece.place), len);
+    };
+    // Rows are whole blocks: the scale of each, its bias, its codes.
+    let first = (place - piece.place) / blocks.stride();
+    let mut out = Vec::with_capacity(len);
+    for i in first..first + len as u64 / blocks.stride() {
+        let scale = blocks.tiles.map_or(i, |tiles| {
+            let (row, rows) = (u64::from(tiles.blocks), u64::from(tiles.rows));
+            (u64::from(tiles.before) + i / row) / rows * row + i % row
+        });
+        let bytes = u64::from(blocks.scale);
+        for at in [Some(blocks.scales), blocks.biases].into_iter().flatten() {
+            out.extend(read(at.plus(scale * bytes), blocks.scale as usize)?);
+        }
+        out.extend(read(codes.plus(i * u64::from(blocks.codes)), blocks.codes as usize)?);
+    }
+    Ok(out)
 }
 
 fn scalar(matrix: &SlotMatrix, bytes: &[u8], x: &[f32], activations: Activations) -> Vec<f32> {

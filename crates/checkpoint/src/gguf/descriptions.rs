@@ -89,7 +89,7 @@ fn tensor(
     }
     // The file lists the contiguous dimension first, everything else here lists it last.
     shape.reverse();
-    Ok(TensorInfo { name, block_type, shape, file, offset, bytes })
+    Ok(TensorInfo { name, block_type, shape, file, offset, bytes, foreign: None })
 }
 
 /// The bytes of a tensor; `ne` is its shape as the file lists it, the contiguous dimension first.

@@ -42,7 +42,13 @@ impl Memory {
     fn request(&self, expert: u32, offsets: [u64; 2]) -> ReadRequest {
         let mut pieces = Pieces::default();
         for (place, offset) in offsets.into_iter().enumerate() {
-            pieces.push(Piece { file: FileIndex(0), offset, bytes: 1, place: place as u64 });
+            pieces.push(Piece {
+                file: FileIndex(0),
+                offset,
+                bytes: 1,
+                place: place as u64,
+                blocks: None,
+            });
         }
         // SAFETY: alive until `drop`, which no model calls before its readers have left.
         let destination = unsafe { Destination::new(self.0.cast(), 2) };

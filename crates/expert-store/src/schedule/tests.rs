@@ -12,7 +12,7 @@ use crate::destination::Destination;
 fn request(expert: u32, n_pieces: u64) -> ReadRequest {
     let mut pieces = Pieces::default();
     for i in 0..n_pieces {
-        pieces.push(Piece { file: FileIndex(0), offset: i, bytes: 1, place: i });
+        pieces.push(Piece { file: FileIndex(0), offset: i, bytes: 1, place: i, blocks: None });
     }
     let destination = Destination::leaked(n_pieces as usize);
     ReadRequest { key: ExpertKey::new(0, expert), pieces, destination }

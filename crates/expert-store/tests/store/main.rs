@@ -1,5 +1,6 @@
 //! The store on real files and real threads.
 
+mod blocks;
 mod bytes;
 mod faults;
 mod files;

@@ -144,7 +144,7 @@ pub(crate) fn record(parts: &[(u32, u64, u64)]) -> (Pieces, usize) {
     for &(file, offset, bytes) in parts {
         let place = end + offset % PAGE;
         end = (place + bytes).next_multiple_of(PAGE);
-        pieces.push(Piece { file: FileIndex(file), offset, bytes, place });
+        pieces.push(Piece { file: FileIndex(file), offset, bytes, place, blocks: None });
     }
     (pieces, end as usize)
 }
