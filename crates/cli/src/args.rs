@@ -277,11 +277,18 @@ pub(crate) struct PullArgs {
     /// Branch, tag or commit
     #[arg(long, value_name = "REV", default_value = "main")]
     pub(crate) revision: String,
-    /// Files to fetch instead of the usual ones, like "*`Q4_K_M`*"; may be given several times
-    #[arg(long, value_name = "GLOB")]
+    #[arg(
+        long,
+        value_name = "GLOB",
+        help = "Files to fetch instead of the usual ones, like \"*Q4_K_M*\"; may be given several times"
+    )]
     pub(crate) include: Vec<String>,
-    /// Base address of the host [default: $`HF_ENDPOINT`, else <https://huggingface.co>]
-    #[arg(long, value_name = "URL", help_heading = "Network")]
+    #[arg(
+        long,
+        value_name = "URL",
+        help_heading = "Network",
+        help = "Base address of the host [default: $HF_ENDPOINT, else https://huggingface.co]"
+    )]
     pub(crate) host: Option<String>,
     /// Connections at a time
     #[arg(long, value_name = "N", default_value_t = 4, help_heading = "Network", value_parser = clap::value_parser!(u8).range(1..=16))]

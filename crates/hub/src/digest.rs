@@ -1,6 +1,6 @@
 //! The two hashes that a host promises: SHA-256 of large files, git's SHA-1 of small ones.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::fs::File;
 use std::io::Read;
 
@@ -115,11 +115,9 @@ impl TryFrom<String> for FileHash {
 }
 
 fn hex(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(2 * bytes.len());
-    for byte in bytes {
-        let _ = write!(text, "{byte:02x}");
-    }
-    text
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+    digits.map(|digit| char::from(DIGITS[usize::from(digit)])).collect()
 }
 
 fn bytes<const N: usize>(text: &str) -> Option<[u8; N]> {

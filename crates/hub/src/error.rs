@@ -170,7 +170,7 @@ pub enum HubError {
         found: String,
     },
     /// More than one quantisation, and none was chosen; or none fits the choice.
-    #[error("{problem}; {repo} has\n{choices}\n\nhint: sakia pull {repo}:{example}")]
+    #[error("{problem}; {repo} has\n{choices}\n\nhint: {command} {repo}:{example}")]
     Choice {
         /// The repository.
         repo: String,
@@ -178,8 +178,18 @@ pub enum HubError {
         problem: String,
         /// One line for each, with its size.
         choices: String,
+        /// What the choice is typed after.
+        command: &'static str,
         /// The first of them.
         example: String,
+    },
+    /// A quantisation of a model that has none.
+    #[error("{repo} has no GGUF file, so no {variant}\n\nhint: leave `:{variant}` away")]
+    NoVariants {
+        /// The repository.
+        repo: String,
+        /// What was asked for.
+        variant: String,
     },
     /// Patterns that match nothing of use.
     #[error("`{pattern}` matches no file of {repo} that can be used; weights there: {found}")]
@@ -279,6 +289,14 @@ pub enum HubError {
         /// The store.
         store: PathBuf,
     },
+    /// In the store, but in another form.
+    #[error("{name} is not in the store, which has {found} of it\n\nhint: sakia pull {name}")]
+    OtherVariant {
+        /// The model.
+        name: String,
+        /// What is there.
+        found: String,
+    },
     /// In the store, but not whole.
     #[error("{name} in the store is incomplete: {problem}\n\nhint: sakia pull {name}")]
     Incomplete {
@@ -307,13 +325,15 @@ impl HubError {
             | Self::Status { .. }
             | Self::Redirect { .. } => "network",
             Self::Refused { .. } => "access",
-            Self::NotFound { .. } | Self::NotPulled { .. } => "not-found",
+            Self::NotFound { .. } | Self::NotPulled { .. } | Self::OtherVariant { .. } => {
+                "not-found"
+            }
             Self::Listing { .. }
             | Self::UnsafePath { .. }
             | Self::Hash { .. }
             | Self::Length { .. }
             | Self::MissingParts { .. } => "host",
-            Self::NoModel { .. } => "unsupported",
+            Self::NoModel { .. } | Self::NoVariants { .. } => "unsupported",
             Self::Space { .. } => "limit",
             Self::Io { .. } | Self::Record { .. } | Self::Incomplete { .. } => "io",
             Self::Locked { .. } => "busy",

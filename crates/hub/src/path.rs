@@ -30,6 +30,11 @@ impl RepoPath {
         self.0.rsplit('/').next().unwrap_or(&self.0)
     }
 
+    /// Whether what stands after the last dot of its name is this, in upper or lower case.
+    pub fn has_ending(&self, ending: &str) -> bool {
+        self.file_name().rsplit_once('.').is_some_and(|(_, own)| own.eq_ignore_ascii_case(ending))
+    }
+
     /// Where it lies under a folder.
     pub fn under(&self, folder: &Path) -> PathBuf {
         let mut path = folder.to_owned();

@@ -248,8 +248,7 @@ impl Hub {
 
     /// What to open: the first part of a GGUF, else the folder.
     fn model(plan: &Plan) -> PathBuf {
-        let gguf =
-            |file: &&Planned| file.wanted.path.as_str().to_ascii_lowercase().ends_with(".gguf");
+        let gguf = |file: &&Planned| file.wanted.path.has_ending("gguf");
         let first = plan.files.iter().filter(gguf).map(|file| &file.wanted.path).min();
         match first {
             Some(first) if plan.files.iter().all(|file| gguf(&file)) => first.under(&plan.folder),
@@ -360,7 +359,7 @@ impl Plan {
     /// configuration that it no longer has would only confuse a reader of the folder.
     fn keeps(&self, file: &Recorded) -> bool {
         let here = size_of(&file.path.under(&self.folder)) == Some(file.size);
-        let gguf = file.path.as_str().to_ascii_lowercase().ends_with(".gguf");
+        let gguf = file.path.has_ending("gguf");
         here && (gguf || self.listed.contains(&file.path))
     }
 }

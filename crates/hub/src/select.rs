@@ -56,8 +56,8 @@ pub struct Wanted {
 /// # Errors
 ///
 /// [`HubError::Choice`] if there is more than one quantisation to choose from, with their sizes;
-/// [`HubError::NoModel`], [`HubError::NoMatch`], [`HubError::MissingParts`]; [`HubError::Listing`] if the host does not
-/// say how large a file is or what it hashes to.
+/// [`HubError::NoModel`], [`HubError::NoVariants`], [`HubError::NoMatch`], [`HubError::MissingParts`];
+/// [`HubError::Listing`] if the host does not say how large a file is or what it hashes to.
 pub(crate) fn select(
     listing: &Listing,
     variant: Option<&str>,
@@ -149,28 +149,24 @@ fn no_clash(listing: &Listing, chosen: &BTreeSet<&RepoPath>) -> Result<(), HubEr
     }
 }
 
-pub(crate) fn ending(path: &RepoPath) -> Option<String> {
+fn ending(path: &RepoPath) -> Option<String> {
     Some(path.file_name().rsplit_once('.')?.1.to_ascii_lowercase())
 }
 
 fn is_refused(path: &RepoPath) -> bool {
-    ending(path).is_some_and(|ending| NEVER.contains(&ending.as_str()))
+    NEVER.iter().any(|ending| path.has_ending(ending))
 }
 
 /// A weight file of safetensors in the root folder. In other folders lie other models.
 fn is_weights(path: &RepoPath) -> bool {
-    !path.as_str().contains('/') && ending(path).as_deref() == Some("safetensors")
+    !path.as_str().contains('/') && path.has_ending("safetensors")
 }
 
-#[expect(
-    clippy::case_sensitive_file_extension_comparisons,
-    reason = "libraries look for these names letter by letter"
-)]
 fn is_companion(path: &RepoPath) -> bool {
-    let path = path.as_str();
-    COMPANIONS.contains(&path)
-        || (!path.contains('/') && path.ends_with(".safetensors.index.json"))
-        || (path.starts_with("additional_chat_templates/") && path.ends_with(".jinja"))
+    let text = path.as_str();
+    COMPANIONS.contains(&text)
+        || (!text.contains('/') && text.ends_with(".safetensors.index.json"))
+        || (text.starts_with("additional_chat_templates/") && path.has_ending("jinja"))
 }
 
 /// `3 .bin, 1 .json`: what there is, for messages.
@@ -255,6 +251,10 @@ impl<'a> Variants<'a> {
                 repo: self.repo.to_string(),
                 found: "no GGUF file".to_owned(),
             }),
+            ([], Some(wanted)) if self.is_empty() => Err(HubError::NoVariants {
+                repo: self.repo.to_string(),
+                variant: wanted.to_owned(),
+            }),
             ([], Some(wanted)) => {
                 Err(self.ask(&self.groups, format!("no quantisation is {wanted}")))
             }
@@ -264,6 +264,16 @@ impl<'a> Variants<'a> {
                 Err(self.ask(&self.groups, format!("one of {count} quantisations must be chosen")))
             }
         }
+    }
+
+    /// Whether that names one of them, or several.
+    pub(crate) fn has(&self, wanted: &str) -> bool {
+        !self.named(wanted).is_empty()
+    }
+
+    /// What they are called.
+    pub(crate) fn labels(&self) -> impl Iterator<Item = &str> {
+        self.groups.iter().map(|group| group.label.as_str())
     }
 
     /// By label; else by label without the maker's prefix; else by the end of the file's name.
@@ -299,7 +309,8 @@ impl<'a> Variants<'a> {
         }
         choices.pop();
         let example = hits.first().map_or_else(String::new, |variant| variant.label.clone());
-        HubError::Choice { repo: self.repo.to_string(), problem, choices, example }
+        let (repo, command) = (self.repo.to_string(), "sakia pull");
+        HubError::Choice { repo, problem, choices, command, example }
     }
 }
 

@@ -14,7 +14,7 @@ use crate::digest::FileHash;
 use crate::error::HubError;
 use crate::name::{ModelName, RepoName};
 use crate::path::{RepoPath, STATE_FOLDER};
-use crate::select::{Variants, ending};
+use crate::select::Variants;
 
 /// Version of the record's form.
 const SCHEMA: u32 = 1;
@@ -98,7 +98,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// [`HubError::NotPulled`], [`HubError::Incomplete`] if a file is gone or has another size,
+    /// [`HubError::NotPulled`], [`HubError::OtherVariant`], [`HubError::Incomplete`] if a file is gone or has another size,
     /// [`HubError::Choice`] if there are several quantisations and the name chooses none.
     pub fn locate(&self, name: &ModelName) -> Result<PathBuf, HubError> {
         let folder = self.folder(&name.repo);
@@ -112,13 +112,25 @@ impl Store {
         };
         let files = snapshot.files.iter().map(|file| (&file.path, file.size));
         let variants = Variants::of(&name.repo, files);
-        let (path, needed): (PathBuf, Vec<&RepoPath>) = if name.variant.is_none()
-            && snapshot.files.iter().any(is_safetensors)
+        let has_safetensors = snapshot.files.iter().any(is_safetensors);
+        if name.variant.as_deref().is_some_and(|variant| !variants.has(variant)) {
+            let safetensors = has_safetensors.then_some("safetensors");
+            let found: Vec<&str> = variants.labels().chain(safetensors).collect();
+            let (name, found) = (name.to_string(), found.join(", "));
+            return Err(HubError::OtherVariant { name, found });
+        }
+        let (path, needed): (PathBuf, Vec<&RepoPath>) = if name.variant.is_none() && has_safetensors
         {
             let own = snapshot.files.iter().map(|file| &file.path);
-            (folder.clone(), own.filter(|path| ending(path).as_deref() != Some("gguf")).collect())
+            (folder.clone(), own.filter(|path| !path.has_ending("gguf")).collect())
         } else {
-            let paths: Vec<_> = variants.choose(name.variant.as_deref())?.paths()?.collect();
+            let chosen = variants.choose(name.variant.as_deref()).map_err(|error| match error {
+                HubError::Choice { repo, problem, choices, example, .. } => {
+                    HubError::Choice { repo, problem, choices, command: "-m", example }
+                }
+                error => error,
+            })?;
+            let paths: Vec<_> = chosen.paths()?.collect();
             (paths.first().map_or_else(|| folder.clone(), |path| path.under(&folder)), paths)
         };
         for file in snapshot.files.iter().filter(|file| needed.contains(&&file.path)) {
@@ -130,7 +142,7 @@ impl Store {
 }
 
 fn is_safetensors(file: &Recorded) -> bool {
-    file.path.as_str().ends_with(".safetensors")
+    file.path.has_ending("safetensors")
 }
 
 /// Says what is wrong with a recorded file.
@@ -318,7 +330,10 @@ mod tests {
     fn several_quantisations_want_a_choice() {
         let (_root, store, _) = store(&[("m-Q4_0.gguf", 4), ("m-Q8_0.gguf", 5)]);
         let error = locate(&store, "org/name").unwrap_err();
-        assert!(error.contains("Q4_0") && error.contains("Q8_0"), "{error}");
+        assert!(error.contains("Q4_0") && error.contains("hint: -m org/name:"), "{error}");
+        let error = locate(&store, "org/name:Q5_0").unwrap_err();
+        let hint = "which has Q4_0, Q8_0 of it\n\nhint: sakia pull org/name:Q5_0";
+        assert!(error.contains(hint), "{error}");
         assert_eq!(locate(&store, "org/name:Q8_0").unwrap(), "models/org/name/m-Q8_0.gguf");
     }
 

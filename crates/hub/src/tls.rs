@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
+use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, TlsConfigBuilder, parse_pem};
 
 use crate::error::HubError;
 
@@ -16,7 +16,7 @@ pub(crate) fn config(certificates: Option<PathBuf>) -> Result<TlsConfig, HubErro
         Some(path) => RootCerts::Specific(Arc::new(read(path)?)),
         None => RootCerts::WebPki,
     };
-    provider::set(TlsConfig::builder().root_certs(roots)).map(ureq::tls::TlsConfigBuilder::build)
+    provider::set(TlsConfig::builder().root_certs(roots)).map(TlsConfigBuilder::build)
 }
 
 fn read(path: PathBuf) -> Result<Vec<Certificate<'static>>, HubError> {
@@ -43,8 +43,7 @@ fn read(path: PathBuf) -> Result<Vec<Certificate<'static>>, HubError> {
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod provider {
-    use super::{Arc, HubError};
-    use ureq::tls::TlsConfigBuilder;
+    use super::{Arc, HubError, TlsConfigBuilder};
 
     #[cfg(target_arch = "x86_64")]
     const NEEDED: &str = "AES, PCLMULQDQ, ADX, BMI and AVX2";
@@ -91,8 +90,7 @@ mod provider {
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod provider {
-    use super::HubError;
-    use ureq::tls::TlsConfigBuilder;
+    use super::{HubError, TlsConfigBuilder};
 
     pub(super) fn set(_: TlsConfigBuilder) -> Result<TlsConfigBuilder, HubError> {
         let missing = std::env::consts::ARCH;

@@ -110,6 +110,12 @@ fn a_repository_without_weights_says_what_it_has() {
 }
 
 #[test]
+fn a_quantisation_of_safetensors_is_an_error_with_words() {
+    let error = pick(&HF, Some("Q4_K_M"), &[]).unwrap_err();
+    assert!(error.contains("no GGUF file, so no Q4_K_M"), "{error}");
+}
+
+#[test]
 fn names_that_differ_in_case_only_are_refused() {
     let error = pick(&["config.json", "model.safetensors", "Model.safetensors"], None, &[]);
     assert!(error.unwrap_err().contains("upper and lower case"));

@@ -294,9 +294,7 @@ pub(crate) fn git_blob(content: &[u8]) -> String {
 }
 
 fn hex(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(2 * bytes.len());
-    for byte in bytes {
-        let _ = write!(text, "{byte:02x}");
-    }
-    text
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+    digits.map(|digit| char::from(DIGITS[usize::from(digit)])).collect()
 }
