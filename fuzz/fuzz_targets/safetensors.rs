@@ -18,7 +18,9 @@ fuzz_target!(|bytes: &[u8]| {
 });
 
 fn read_all(source: &dyn Source) {
-    let Ok(mut tensors) = parse_safetensors(Path::new("fuzzed.safetensors"), source) else { return };
+    let Ok(mut tensors) = parse_safetensors(Path::new("fuzzed.safetensors"), source) else {
+        return;
+    };
     tensors.sort_by_key(|tensor| tensor.offset);
     let mut end = None;
     for tensor in &tensors {
