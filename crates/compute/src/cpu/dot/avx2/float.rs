@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use quant::ScaleType;
 use quant::lanes::{LANES, tree};
 
-use super::{half, load_f32x8, load_u8x8, load_u8x16, load_u8x32, part, store_f32x8};
+use super::{half, load_f32x8, load_u8x16, load_u8x32, part, store_f32x8};
 
 /// A float storage type: how 8 values load, and one.
 struct Values<V, O> {
@@ -36,10 +36,7 @@ fn dot<const N: usize>(
     }
     let mut sums = [0.0; N];
     for c in 0..N {
-        let mut lanes = [0.0; LANES];
-        let halves = lanes.as_chunks_mut::<8>().0;
-        store_f32x8(&mut halves[0], low[c]);
-        store_f32x8(&mut halves[1], high[c]);
+        let mut lanes = to_lanes(low[c], high[c]);
         let done = n - n % LANES;
         for (i, (lane, x)) in lanes.iter_mut().zip(&xs[c][done..]).enumerate() {
             *lane = (weights.one)(done + i).mul_add(*x, *lane);
@@ -47,6 +44,16 @@ fn dot<const N: usize>(
         sums[c] = tree(lanes);
     }
     sums
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn to_lanes(low: __m256, high: __m256) -> [f32; LANES] {
+    let mut lanes = [0.0; LANES];
+    let halves = lanes.as_chunks_mut::<8>().0;
+    store_f32x8(&mut halves[0], low);
+    store_f32x8(&mut halves[1], high);
+    lanes
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -86,30 +93,54 @@ pub(super) fn bf16<const N: usize>(row: &[u8], xs: [&[f32]; N]) -> [f32; N] {
 #[inline]
 pub(super) fn fp8<const N: usize>(scales: ScaleType, row: &[u8], xs: [&[f32]; N]) -> [f32; N] {
     let width = scales.bytes();
-    let scale = |block: &[u8]| match scales {
-        ScaleType::Bf16 => quant::bf16_to_f32(u16::from_le_bytes(*part(block, 0))),
-        ScaleType::F16 => half(block, 0),
-        ScaleType::F32 => f32::from_le_bytes(*part(block, 0)),
-    };
-    let block = |i: usize| &row[i / 128 * (width + 128)..];
-    let eight = |i: usize| {
-        let (block, at) = (block(8 * i), width + 8 * i % 128);
-        _mm256_mul_ps(_mm256_set1_ps(scale(block)), e4m3(*part(block, at)))
-    };
-    let one = |i: usize| scale(block(i)) * quant::f8_to_f32(block(i)[width + i % 128]);
-    dot(xs, &Values { eight, one })
+    let blocks = row.len() / (width + 128);
+    let xs = xs.map(|x| &x.as_chunks::<LANES>().0.as_chunks::<8>().0[..blocks]);
+    let mut low = [_mm256_setzero_ps(); N];
+    let mut high = [_mm256_setzero_ps(); N];
+    for (b, block) in row.chunks_exact(width + 128).enumerate() {
+        let scale = _mm256_set1_ps(match scales {
+            ScaleType::Bf16 => quant::bf16_to_f32(u16::from_le_bytes(*part(block, 0))),
+            ScaleType::F16 => half(block, 0),
+            ScaleType::F32 => f32::from_le_bytes(*part(block, 0)),
+        });
+        let codes: &[u8; 128] = part(block, width);
+        for (i, codes) in codes.as_chunks::<LANES>().0.iter().enumerate() {
+            let (w_low, w_high) = e4m3(codes);
+            let (w_low, w_high) = (_mm256_mul_ps(scale, w_low), _mm256_mul_ps(scale, w_high));
+            for c in 0..N {
+                let x = &xs[c][b][i];
+                low[c] = _mm256_fmadd_ps(w_low, load_f32x8(part(x, 0)), low[c]);
+                high[c] = _mm256_fmadd_ps(w_high, load_f32x8(part(x, 8)), high[c]);
+            }
+        }
+    }
+    let mut sums = [0.0; N];
+    for c in 0..N {
+        sums[c] = tree(to_lanes(low[c], high[c]));
+    }
+    sums
 }
 
-/// [`quant::f8_to_f32`] of eight bytes, except for the bits of NaN.
+/// [`quant::f8_to_f32`] of 16 bytes, except for the bits of NaN.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn e4m3(bytes: [u8; 8]) -> __m256 {
+fn e4m3(bytes: &[u8; 16]) -> (__m256, __m256) {
     // As halves they have the same fields, and an exponent that is 8 too small. NaN becomes 480.
-    let bytes = _mm_cvtepu8_epi16(load_u8x8(bytes));
-    let sign = _mm_slli_epi16::<8>(_mm_and_si128(bytes, _mm_set1_epi16(0x80)));
-    let magnitude = _mm_and_si128(bytes, _mm_set1_epi16(0x7f));
-    let halves = _mm_or_si128(sign, _mm_slli_epi16::<7>(magnitude));
-    let nan = _mm256_cvtepi16_epi32(_mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x7f)));
+    let bytes = _mm256_cvtepu8_epi16(load_u8x16(bytes));
+    let sign = _mm256_slli_epi16::<8>(_mm256_and_si256(bytes, _mm256_set1_epi16(0x80)));
+    let magnitude = _mm256_and_si256(bytes, _mm256_set1_epi16(0x7f));
+    let halves = _mm256_or_si256(sign, _mm256_slli_epi16::<7>(magnitude));
+    let nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f));
+    (
+        scaled_halves(_mm256_castsi256_si128(halves), _mm256_castsi256_si128(nan)),
+        scaled_halves(_mm256_extracti128_si256::<1>(halves), _mm256_extracti128_si256::<1>(nan)),
+    )
+}
+
+/// 256 times each half, or NaN.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn scaled_halves(halves: __m128i, nan: __m128i) -> __m256 {
     let values = _mm256_mul_ps(_mm256_cvtph_ps(halves), _mm256_set1_ps(256.0));
-    _mm256_or_ps(values, _mm256_castsi256_ps(nan))
+    _mm256_or_ps(values, _mm256_castsi256_ps(_mm256_cvtepi16_epi32(nan)))
 }
