@@ -116,7 +116,7 @@ impl<const RUN: usize, const RUNS: usize, const SUMS: usize> Form<RUN, RUNS, SUM
             let four = [a, b, c, d];
             let mut products = [_mm256_setzero_si256(); 4];
             for i in 0..4 {
-                [products[i]] = self.multiply(four[i], [quants]);
+                [products[i]] = Self::multiply(four[i], [quants]);
             }
             let isum = _mm_cvtepi32_ps(sum_lanes(products));
             let msum = _mm_cvtepi32_ps(sum_groups([sums; 4]));
@@ -146,7 +146,7 @@ impl<const RUN: usize, const RUNS: usize, const SUMS: usize> Form<RUN, RUNS, SUM
                 dx[c] = xs[c].scales[b];
             }
             let mut products = [_mm256_setzero_si256(); 4];
-            products[..N].copy_from_slice(&self.multiply(block, quants));
+            products[..N].copy_from_slice(&Self::multiply(block, quants));
             let isum = _mm_cvtepi32_ps(sum_lanes(products));
             let msum = _mm_cvtepi32_ps(sum_groups(sums));
             let (scale, bias) = self.heads([block; 4]);
@@ -178,11 +178,7 @@ impl<const RUN: usize, const RUNS: usize, const SUMS: usize> Form<RUN, RUNS, SUM
     /// Products of a block's codes and quants, summed to eight lanes.
     #[target_feature(enable = "avx2,fma,f16c")]
     #[inline]
-    fn multiply<const N: usize>(
-        self,
-        block: &[u8],
-        quants: [&[[i8; 32]; RUNS]; N],
-    ) -> [__m256i; N] {
+    fn multiply<const N: usize>(block: &[u8], quants: [&[[i8; 32]; RUNS]; N]) -> [__m256i; N] {
         let runs: &[[u8; RUN]; RUNS] = part(block[block.len() - RUN * RUNS..].as_chunks().0, 0);
         let mut sums = [_mm256_setzero_si256(); N];
         if RUN == 32 {
