@@ -88,3 +88,33 @@ pub(super) fn grow<T: Copy + Default>(buffer: &mut Vec<T>, len: usize) {
         buffer.resize(len, T::default());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Options;
+    use crate::backend::{Activations, KvType};
+    use crate::cpu::CpuKernels;
+
+    #[test]
+    fn a_value_takes_five_quarters_of_a_byte_at_most_whatever_blocks_come() {
+        let options = Options { threads: 2, activations: Activations::Q8, kv: KvType::F16 };
+        let machine = CpuKernels::new(options).machine;
+        let x = vec![1.0; 48 * 768];
+        for blocks in [[256, 128, 64, 32], [32, 64, 128, 256]] {
+            let mut rows = Q8Rows::default();
+            for block in blocks {
+                // The longest rows come last.
+                for n in [256, 768] {
+                    for n_rows in [1, 32, 48] {
+                        rows.quantize(&machine, &x[..n_rows * n], (n, block), |_| true);
+                        assert_eq!(rows.row(n_rows - 1).scales.len(), n / block);
+                    }
+                }
+                let most = x.len() as u64 * 5 / 4;
+                assert!(rows.bytes() <= most, "{blocks:?}, {block}: {} bytes", rows.bytes());
+                assert_eq!(rows.bytes() == most, block == 32 || blocks[0] == 32);
+            }
+        }
+    }
+}

@@ -56,11 +56,11 @@ struct Form<const RUN: usize, const RUNS: usize, const SUMS: usize> {
     scales: ScaleType,
 }
 
-/// An activation row: per block, its quants and their group sums.
+/// An activation row: per block, its scale, quants and group sums.
 #[derive(Clone, Copy)]
 struct Activations<'a, const RUNS: usize, const SUMS: usize> {
     scales: &'a [f32],
-    quants: &'a [[i8; 32]],
+    quants: &'a [[[i8; 32]; RUNS]],
     sums: &'a [[i16; SUMS]],
 }
 
@@ -68,13 +68,9 @@ impl<'a, const RUNS: usize, const SUMS: usize> Activations<'a, RUNS, SUMS> {
     fn of(x: Q8View<'a>, blocks: usize) -> Self {
         Self {
             scales: &x.scales[..blocks],
-            quants: &x.quants.as_chunks().0[..blocks * RUNS],
+            quants: &x.quants.as_chunks().0.as_chunks().0[..blocks],
             sums: &x.sums.as_chunks().0[..blocks],
         }
-    }
-
-    fn quants(&self, block: usize) -> &'a [[i8; 32]; RUNS] {
-        part(self.quants, block * RUNS)
     }
 }
 
@@ -90,8 +86,11 @@ impl<const RUN: usize, const RUNS: usize, const SUMS: usize> Form<RUN, RUNS, SUM
         let mut done = 0;
         if N == 1 {
             for four in rows.chunks_exact(4 * row_bytes) {
-                let [a, b, c, d] = [0, 1, 2, 3].map(|i| &four[i * row_bytes..(i + 1) * row_bytes]);
-                out[0][done..done + 4].copy_from_slice(&self.dot_four([a, b, c, d], xs[0]));
+                let mut rows = [four; 4];
+                for i in 0..4 {
+                    rows[i] = &four[i * row_bytes..(i + 1) * row_bytes];
+                }
+                out[0][done..done + 4].copy_from_slice(&self.dot_four(rows, xs[0]));
                 done += 4;
             }
         }
@@ -108,21 +107,21 @@ impl<const RUN: usize, const RUNS: usize, const SUMS: usize> Form<RUN, RUNS, SUM
     #[inline]
     fn dot_four(self, rows: [&[u8]; 4], x: Q8View<'_>) -> [f32; 4] {
         let bytes = self.block_bytes();
-        let blocks = x.scales.len();
-        let x = Activations::<RUNS, SUMS>::of(x, blocks);
-        let rows = rows.map(|row| &row[..blocks * bytes]);
+        let x = Activations::<RUNS, SUMS>::of(x, x.scales.len());
+        let first = rows[0].chunks_exact(bytes).zip(rows[1].chunks_exact(bytes));
+        let second = rows[2].chunks_exact(bytes).zip(rows[3].chunks_exact(bytes));
+        let activations = x.scales.iter().zip(x.quants).zip(x.sums);
         let mut acc = _mm_setzero_ps();
-        for b in 0..blocks {
-            let four = rows.map(|row| &row[b * bytes..(b + 1) * bytes]);
-            let quants = x.quants(b);
+        for (((a, b), (c, d)), ((dx, quants), sums)) in first.zip(second).zip(activations) {
+            let four = [a, b, c, d];
             let mut products = [_mm256_setzero_si256(); 4];
             for i in 0..4 {
-                [products[i]] = self.multiply(four[i], [quants]);
+                [products[i]] = Self::multiply(four[i], [quants]);
             }
             let isum = _mm_cvtepi32_ps(sum_lanes(products));
-            let msum = _mm_cvtepi32_ps(sum_groups([&x.sums[b]; 4]));
+            let msum = _mm_cvtepi32_ps(sum_groups([sums; 4]));
             let (scales, biases) = self.heads(four);
-            let dx = _mm_set1_ps(x.scales[b]);
+            let dx = _mm_set1_ps(*dx);
             acc = _mm_fmadd_ps(_mm_mul_ps(scales, dx), isum, acc);
             acc = _mm_fmadd_ps(_mm_mul_ps(biases, dx), msum, acc);
         }
@@ -138,14 +137,16 @@ impl<const RUN: usize, const RUNS: usize, const SUMS: usize> Form<RUN, RUNS, SUM
         let xs = xs.map(|x| Activations::<RUNS, SUMS>::of(x, blocks));
         let mut acc = _mm_setzero_ps();
         for (b, block) in row.chunks_exact(self.block_bytes()).enumerate().take(blocks) {
-            let mut products = [_mm256_setzero_si256(); 4];
+            let mut quants = [&xs[0].quants[b]; N];
             let mut sums = [&xs[0].sums[b]; 4];
             let mut dx = [0.0; 4];
-            products[..N].copy_from_slice(&self.multiply(block, xs.map(|x| x.quants(b))));
             for c in 0..N {
+                quants[c] = &xs[c].quants[b];
                 sums[c] = &xs[c].sums[b];
                 dx[c] = xs[c].scales[b];
             }
+            let mut products = [_mm256_setzero_si256(); 4];
+            products[..N].copy_from_slice(&Self::multiply(block, quants));
             let isum = _mm_cvtepi32_ps(sum_lanes(products));
             let msum = _mm_cvtepi32_ps(sum_groups(sums));
             let (scale, bias) = self.heads([block; 4]);
@@ -160,13 +161,10 @@ impl<const RUN: usize, const RUNS: usize, const SUMS: usize> Form<RUN, RUNS, SUM
     #[target_feature(enable = "avx2,fma,f16c")]
     #[inline]
     fn heads(self, blocks: [&[u8]; 4]) -> (__m128, __m128) {
+        let pairs = words(blocks, 0);
         if self.scales == ScaleType::F32 {
-            let [a, b, c, d] = blocks.map(|block| f32::from_le_bytes(*part(block, 0)));
-            let [e, f, g, h] = blocks.map(|block| f32::from_le_bytes(*part(block, 4)));
-            return (_mm_setr_ps(a, b, c, d), _mm_setr_ps(e, f, g, h));
+            return (_mm_castsi128_ps(pairs), _mm_castsi128_ps(words(blocks, 4)));
         }
-        let [a, b, c, d] = blocks.map(|block| i32::from_le_bytes(*part(block, 0)));
-        let pairs = _mm_setr_epi32(a, b, c, d);
         if self.scales == ScaleType::F16 {
             let order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
             let singles = _mm256_cvtph_ps(_mm_shuffle_epi8(pairs, order));
@@ -180,12 +178,8 @@ impl<const RUN: usize, const RUNS: usize, const SUMS: usize> Form<RUN, RUNS, SUM
     /// Products of a block's codes and quants, summed to eight lanes.
     #[target_feature(enable = "avx2,fma,f16c")]
     #[inline]
-    fn multiply<const N: usize>(
-        self,
-        block: &[u8],
-        quants: [&[[i8; 32]; RUNS]; N],
-    ) -> [__m256i; N] {
-        let runs: &[[u8; RUN]; RUNS] = part(block[2 * self.scales.bytes()..].as_chunks().0, 0);
+    fn multiply<const N: usize>(block: &[u8], quants: [&[[i8; 32]; RUNS]; N]) -> [__m256i; N] {
+        let runs: &[[u8; RUN]; RUNS] = part(block[block.len() - RUN * RUNS..].as_chunks().0, 0);
         let mut sums = [_mm256_setzero_si256(); N];
         if RUN == 32 {
             // Products of whole bytes do not fit into 16 bits.
@@ -226,24 +220,47 @@ impl<const RUN: usize, const RUNS: usize, const SUMS: usize> Form<RUN, RUNS, SUM
     }
 }
 
+/// The 32 bits at byte `at` of four blocks.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn words(blocks: [&[u8]; 4], at: usize) -> __m128i {
+    // No closures here and below: where they go through `array::map`, they stay calls, since that is compiled without
+    // these instructions.
+    let mut words = [0; 4];
+    for i in 0..4 {
+        words[i] = i32::from_le_bytes(*part(blocks[i], at));
+    }
+    _mm_setr_epi32(words[0], words[1], words[2], words[3])
+}
+
 /// Sums of the group sums of four blocks.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn sum_groups<const SUMS: usize>(blocks: [&[i16; SUMS]; 4]) -> __m128i {
     let one = _mm_set1_epi16(1);
-    if SUMS == 2 {
-        let [a, b, c, d] =
-            blocks.map(|sums| i32::from(sums[0]) & 0xffff | i32::from(sums[1]) << 16);
-        return _mm_madd_epi16(_mm_setr_epi32(a, b, c, d), one);
+    let mut sums = [_mm_setzero_si128(); 4];
+    match SUMS {
+        2 => {
+            let mut pairs = [0; 4];
+            for i in 0..4 {
+                pairs[i] = i32::from(blocks[i][0]) & 0xffff | i32::from(blocks[i][1]) << 16;
+            }
+            return _mm_madd_epi16(_mm_setr_epi32(pairs[0], pairs[1], pairs[2], pairs[3]), one);
+        }
+        4 => {
+            for i in 0..4 {
+                sums[i] = load_i16x4(part(blocks[i], 0));
+            }
+            let first = _mm_madd_epi16(_mm_unpacklo_epi64(sums[0], sums[1]), one);
+            let second = _mm_madd_epi16(_mm_unpacklo_epi64(sums[2], sums[3]), one);
+            return _mm_hadd_epi32(first, second);
+        }
+        _ => {}
     }
-    if SUMS == 4 {
-        let [a, b, c, d] = blocks.map(|sums| load_i16x4(part(sums, 0)));
-        let low = _mm_madd_epi16(_mm_unpacklo_epi64(a, b), one);
-        let high = _mm_madd_epi16(_mm_unpacklo_epi64(c, d), one);
-        return _mm_hadd_epi32(low, high);
+    for i in 0..4 {
+        sums[i] = _mm_madd_epi16(load_i16x8(part(blocks[i], 0)), one);
     }
-    let [a, b, c, d] = blocks.map(|sums| _mm_madd_epi16(load_i16x8(part(sums, 0)), one));
-    _mm_hadd_epi32(_mm_hadd_epi32(a, b), _mm_hadd_epi32(c, d))
+    _mm_hadd_epi32(_mm_hadd_epi32(sums[0], sums[1]), _mm_hadd_epi32(sums[2], sums[3]))
 }
 
 /// 32 codes of up to 6 bits, in order.
@@ -272,11 +289,12 @@ fn unpack<const RUN: usize>(run: &[u8; RUN]) -> __m256i {
     // A code lies in two neighbouring bytes: these to 16 bits, the code to the top of them, and down.
     let top = load_i16x16(const { &to_top(RUN / 4) });
     let down = _mm_cvtsi32_si128(16 - RUN as i32 / 4);
-    let eights = [const { &byte_pairs(RUN, 0) }, const { &byte_pairs(RUN, 8) }].map(|pairs| {
-        let pairs = _mm256_shuffle_epi8(bytes, load_u8x32(pairs));
-        _mm256_srl_epi16(_mm256_mullo_epi16(pairs, top), down)
-    });
-    _mm256_packus_epi16(eights[0], eights[1])
+    let first = _mm256_shuffle_epi8(bytes, load_u8x32(const { &byte_pairs(RUN, 0) }));
+    let second = _mm256_shuffle_epi8(bytes, load_u8x32(const { &byte_pairs(RUN, 8) }));
+    _mm256_packus_epi16(
+        _mm256_srl_epi16(_mm256_mullo_epi16(first, top), down),
+        _mm256_srl_epi16(_mm256_mullo_epi16(second, top), down),
+    )
 }
 
 /// Where the bytes of codes `first ..` lie in the lower lane, and those of `first + 16 ..` in the upper lane, which
