@@ -10,3 +10,4 @@ mod models;
 mod mutations;
 mod records;
 mod support;
+mod texts;
