@@ -7,7 +7,7 @@
 //! - after what makes a value: containers are at most [`MAX_DEPTH`] deep and print as at most [`MAX_OUTPUT_BYTES`];
 //!   those that only promise their items (slices, `map`, `a + b`) become lists, since promises nest too; but not
 //!   the slice that a loop runs over and forgets
-//! - before an attribute of a namespace is set: it takes no namespaces, macros or loops, so nothing comes to hold itself
+//! - before an attribute of a namespace is set: no namespace may hold one, nor a list that a value is made of
 //! - after a namespace is looked up as a value: all that it holds prints within the same limit
 //!
 //! Between two checks a value grows by one level. A template cannot name the checks: they are no identifiers.
