@@ -32,7 +32,7 @@ enum Seed {
     Folder,
 }
 
-const TARGETS: [Target; 4] = [
+const TARGETS: [Target; 5] = [
     Target {
         name: "gguf",
         features: "",
@@ -50,6 +50,12 @@ const TARGETS: [Target; 4] = [
         features: "",
         kind: Seed::Folder,
         seeds: &["testdata/fixtures/bad/folders", "testdata/fixtures/models"],
+    },
+    Target {
+        name: "tokenizer_json",
+        features: "session",
+        kind: Seed::File("json"),
+        seeds: &["fuzz/seeds", "testdata/fixtures/bad/folders/tokenizer_bad"],
     },
     Target {
         name: "tokenizer_template",

@@ -9,6 +9,7 @@ mod config;
 mod gather;
 mod names;
 mod quantization;
+pub(crate) mod text;
 
 pub(crate) use self::names::spelled;
 
@@ -151,7 +152,7 @@ fn parts_of(name: &str) -> Option<u64> {
 fn open_folder(
     folder: &Path,
     weights: Option<Weights>,
-    _vocabulary: Vocabulary,
+    vocabulary: Vocabulary,
 ) -> Result<Checkpoint, CheckpointError> {
     let path = folder.join(CONFIG);
     let Some(source) = present(&path)? else {
@@ -186,7 +187,13 @@ fn open_folder(
         let source = FileSource::open(path)?;
         assembly.check(Index { path, source: &source })?;
     }
-    assembly.finish()
+    let (mut checkpoint, mut budget) = assembly.finish()?;
+    let embedding = checkpoint.directory.get("token_embd.weight");
+    let rows = embedding.and_then(|tensor| tensor.shape.first().copied());
+    let wanted = text::Wanted { vocabulary, rows };
+    let odd = text::read_text(folder, &wanted, &mut budget, &mut checkpoint.metadata)?;
+    checkpoint.warnings.extend(odd);
+    Ok(checkpoint)
 }
 
 /// Reads a model folder from sources: its configuration, its safetensors files in order, its index if there is one.
@@ -207,7 +214,7 @@ pub(crate) fn parse(
         safetensors::files(index)?;
         assembly.check(index)?;
     }
-    assembly.finish()
+    assembly.finish().map(|(checkpoint, _)| checkpoint)
 }
 
 /// Integers of a tensor: a few constants that other containers keep in their metadata.
@@ -313,7 +320,8 @@ impl<'a> Assembly<'a> {
         self.config.metadata.u64(&key).and_then(|n| u32::try_from(n).ok()).unwrap_or(0)
     }
 
-    fn finish(mut self) -> Result<Checkpoint, CheckpointError> {
+    /// The checkpoint, and what memory is left.
+    fn finish(mut self) -> Result<(Checkpoint, Budget), CheckpointError> {
         let Some(first) = self.files.first() else {
             return Err(CheckpointError::NeededFile {
                 file: self.path.with_file_name(SINGLE),
@@ -356,7 +364,7 @@ impl<'a> Assembly<'a> {
                 needed: "experts either stacked or each in tensors of its own".to_owned(),
             }
         })?;
-        Ok(checkpoint)
+        Ok((checkpoint, self.budget))
     }
 
     /// The head is the embedding if and only if the configuration says so.

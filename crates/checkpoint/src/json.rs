@@ -162,6 +162,24 @@ pub(crate) fn read(source: &dyn Source, budget: &mut Budget) -> Result<Json, Jso
     result
 }
 
+/// A part of a stream as a tree, whose memory is taken from `budget`.
+pub(crate) struct Tree<'a> {
+    pub(crate) budget: &'a mut Budget,
+    /// Set where the budget is too small; then there is an error too.
+    pub(crate) over: &'a mut bool,
+}
+
+impl<'de> DeserializeSeed<'de> for Tree<'_> {
+    type Value = Json;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Json, D::Error> {
+        let mut state = State { budget: self.budget, over: false };
+        let result = Node { state: &mut state }.deserialize(deserializer);
+        *self.over = state.over;
+        result
+    }
+}
+
 /// Reads bytes `range` of a file with a visitor of the caller's. No token may be longer than `token` bytes.
 pub(crate) fn stream<T>(
     source: &dyn Source,

@@ -45,6 +45,7 @@ pub use tensors::{
     InputTensors, LayerTensors, MixerTensors, ModelTensors, NgramTensors, Role, SharedTensors,
     StreamTensors,
 };
+pub use vocabulary::SPLIT_RULES;
 
 use std::path::Path;
 
@@ -136,6 +137,27 @@ pub fn parse_parts(
 ) -> Result<Checkpoint, CheckpointError> {
     assert!(!parts.is_empty(), "a model has at least one part");
     gguf::parse(parts, vocabulary)
+}
+
+/// Reads the text side of a model folder from any sources by their names: its vocabulary, chat template and end
+/// tokens, as [`open`] adds them to the metadata of the rest. For tests and fuzzing.
+///
+/// - `architecture`: what decides where the files leave it open
+/// - `rows`: of the embedding, which the vocabulary is filled up to
+///
+/// # Errors
+/// As [`open`].
+pub fn parse_text(
+    files: &[(&str, &dyn Source)],
+    architecture: &str,
+    rows: Option<u64>,
+) -> Result<Metadata, CheckpointError> {
+    let mut metadata = Metadata::new();
+    let architecture = MetaValue::String(architecture.to_owned());
+    metadata.insert("general.architecture".to_owned(), architecture);
+    let wanted = folder::text::Wanted { vocabulary: Vocabulary::Load, rows };
+    folder::text::parse_text(files, &wanted, &mut metadata)?;
+    Ok(metadata)
 }
 
 /// Assigns roles: reads the configuration, finds every tensor that the family needs and checks its shape.

@@ -8,6 +8,9 @@ pub(crate) const MERGES: &str = "tokenizer.ggml.merges";
 pub(crate) const TOKEN_TYPE: &str = "tokenizer.ggml.token_type";
 pub(crate) const SCORES: &str = "tokenizer.ggml.scores";
 
+/// All tokens that end an answer; of model folders, whose files name several.
+pub(crate) const END_TOKENS: &str = "tokenizer.ggml.eos_token_ids";
+
 /// Keys of the vocabulary, which are large and used once.
 pub(crate) const VOCABULARY_KEYS: [&str; 4] = [TOKENS, MERGES, TOKEN_TYPE, SCORES];
 

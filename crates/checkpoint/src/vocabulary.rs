@@ -3,7 +3,23 @@
 use crate::Checkpoint;
 use crate::config::ModelConfig;
 use crate::error::CheckpointError;
-use crate::metadata::{MERGES, MetaArray, MetaValue, Metadata, SCORES, TOKEN_TYPE, TOKENS};
+use crate::metadata::{
+    END_TOKENS, MERGES, MetaArray, MetaValue, Metadata, SCORES, TOKEN_TYPE, TOKENS,
+};
+
+/// The rules that split text into pieces before bytes are merged: the names that GGUF gives them, and their regexes.
+pub const SPLIT_RULES: [(&str, &str); 2] = [
+    // Qwen2 and Qwen3: digits one by one, letters with the sign before them.
+    (
+        "qwen2",
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+    // Qwen3.5: combining marks count as letters.
+    (
+        "qwen35",
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+];
 
 /// Refuses arrays and ids that contradict the vocabulary. Lengths are enough: the arrays may be gone.
 pub(crate) fn check(checkpoint: &Checkpoint, config: &ModelConfig) -> Result<(), CheckpointError> {
@@ -29,6 +45,18 @@ pub(crate) fn check(checkpoint: &Checkpoint, config: &ModelConfig) -> Result<(),
         if let Some(len) = metadata.array_len(key).filter(|len| *len != rows) {
             let needed = format!("{rows}, the rows of token_embd.weight");
             return Err(error(key, format!("{len} entries"), needed));
+        }
+    }
+    if let Some(value) = metadata.get(END_TOKENS) {
+        let ids = match value {
+            MetaValue::Array(MetaArray::U64s(ids)) => Some(ids),
+            _ => None,
+        };
+        let needed = format!("an array of token ids from 0 to {}", rows.saturating_sub(1));
+        match ids.map(|ids| ids.iter().find(|id| **id >= rows)) {
+            Some(None) => {}
+            Some(Some(id)) => return Err(error(END_TOKENS, id.to_string(), needed)),
+            None => return Err(error(END_TOKENS, value.kind().to_owned(), needed)),
         }
     }
     for (key, value) in metadata.iter() {

@@ -10,7 +10,10 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use checkpoint::{MemorySource, Vocabulary, bind, open, parse, parse_folder, parse_parts};
+use checkpoint::{
+    MemorySource, SPLIT_RULES, Source, Vocabulary, bind, open, parse, parse_folder, parse_parts,
+    parse_text,
+};
 use quant::BlockType;
 
 use self::support::{Gguf, Value, fixture, manifest, tiny};
@@ -106,6 +109,70 @@ fn a_large_vocabulary() {
     let (_checkpoint, peak, _) = heap(|| read(Vocabulary::Skip));
     eprintln!("large vocabulary, skipped: {peak} at the peak");
     assert!(peak < MIB / 4, "{peak}");
+}
+
+/// The same vocabulary as a `tokenizer.json` of 16 MB, merges as pairs, ids backwards.
+fn a_large_tokenizer() {
+    let (n_tokens, n_merges) = (248_320_u64, 247_587);
+    let vocab: Vec<String> =
+        (0..n_tokens).map(|i| format!(r#""Ġt{i:06}":{}"#, n_tokens - 1 - i)).collect();
+    let merges: Vec<String> = (0..n_merges).map(|i| format!(r#"["Ġ","t{i:06}"]"#)).collect();
+    let rule = SPLIT_RULES[1].1.replace('\\', "\\\\");
+    let text = format!(
+        r#"{{"normalizer":{{"type":"NFC"}},"pre_tokenizer":{{"type":"Sequence","pretokenizers":[{{"type":"Split",
+        "pattern":{{"Regex":"{rule}"}},"behavior":"Isolated"}},{{"type":"ByteLevel","add_prefix_space":false,
+        "use_regex":false}}]}},"decoder":{{"type":"ByteLevel"}},"model":{{"type":"BPE","vocab":{{{}}},"merges":[{}]}}}}"#,
+        vocab.join(","),
+        merges.join(",\n      "),
+    );
+    drop((vocab, merges));
+    let source = MemorySource(text.as_bytes());
+    let files: [(&str, &dyn Source); 1] = [("tokenizer.json", &source)];
+    let (metadata, peak, kept) = heap(|| parse_text(&files, "qwen35moe", Some(n_tokens)).unwrap());
+    let needed = (n_tokens * 9 + n_merges * 10 + 4 * (n_tokens + n_merges) + 8 * n_tokens) as usize;
+    let bytes = text.len();
+    eprintln!("large tokenizer of {bytes} bytes: {needed} needed, {kept} kept, {peak} at the peak");
+    assert_eq!(metadata.strings("tokenizer.ggml.tokens").unwrap().get(0), Some("Ġt248319"));
+    assert!(kept < needed + MIB / 4, "{kept} kept");
+    assert!(peak < 32 * MIB, "{peak} at the peak");
+}
+
+/// Texts that hold as much as they can of what is kept, or of what is looked at once.
+fn tokenizers_made_to_take_memory() {
+    let list = |start: &str, item: &str, bytes: usize| {
+        let items = vec![item; bytes / item.len()].join(",");
+        format!(r#"{{"{start}":[{items}]}}"#)
+    };
+    let numbered =
+        |n: usize, item: &dyn Fn(usize) -> String| (0..n).map(item).collect::<Vec<_>>().join(",");
+    let added =
+        numbered(600_000, &|i| format!(r#"{{"id":{i},"content":"{i}","normalized":false}}"#));
+    let vocab = numbered(3_000_000, &|i| format!(r#""{i}":{i}"#));
+    let long = numbered(900, &|i| format!(r#""{i:0>60000}":{i}"#));
+    let cases = [
+        ("padding", list("padding", "0", 60 * MIB)),
+        (
+            "nested",
+            list(
+                "padding",
+                &"[".repeat(100).chars().chain("]".repeat(100).chars()).collect::<String>(),
+                60 * MIB,
+            ),
+        ),
+        ("added tokens", format!(r#"{{"added_tokens":[{added}]}}"#)),
+        ("tokens", format!(r#"{{"model":{{"vocab":{{{vocab}}}}}}}"#)),
+        ("long tokens", format!(r#"{{"model":{{"vocab":{{{long}}}}}}}"#)),
+        ("merges", format!(r#"{{"model":{{{}"#, &list("merges", r#""a b""#, 60 * MIB)[1..])),
+    ];
+    for (what, text) in cases {
+        let source = MemorySource(text.as_bytes());
+        let files: [(&str, &dyn Source); 1] = [("tokenizer.json", &source)];
+        let (result, peak, _) = heap(|| parse_text(&files, "qwen35moe", None));
+        let class = result.unwrap_err().class().to_string();
+        eprintln!("{what}: {} bytes, {peak} bytes at the peak, {class}", text.len());
+        assert_eq!(class, "limit", "{what}");
+        assert!(peak <= 64 * MIB, "{what}: {peak} bytes");
+    }
 }
 
 fn files_made_to_take_memory() {
@@ -304,6 +371,8 @@ fn folders_made_to_take_memory() {
 fn no_file_takes_more_than_64_mib_to_parse() {
     every_file_of_the_manifest();
     a_large_vocabulary();
+    a_large_tokenizer();
+    tokenizers_made_to_take_memory();
     files_made_to_take_memory();
     many_parts();
     experts_in_tensors_of_their_own();

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use checkpoint::{MemorySource, Source, parse_text};
 use serde_json::Value;
 use session::{ChatTemplate, Message, RenderOptions, TemplateError};
 
@@ -33,6 +34,21 @@ fn options(case: &Value) -> RenderOptions {
         }
     }
     options
+}
+
+#[test]
+fn malformed_templates_of_model_folders_are_refused() {
+    let read = |case: &str| {
+        let path = fixture(&format!("../bad/folders/{case}/chat_template.jinja"));
+        let bytes = std::fs::read(path).unwrap();
+        let source: &dyn Source = &MemorySource(&bytes);
+        parse_text(&[("chat_template.jinja", source)], "qwen3moe", None).unwrap()
+    };
+    let syntax = ChatTemplate::from_metadata(&read("template_syntax"), |_| None);
+    assert!(matches!(syntax, Err(TemplateError::Parse(_))), "{syntax:?}");
+    let endless = ChatTemplate::from_metadata(&read("template_endless"), |_| None).unwrap();
+    let outcome = endless.render(&[Message::text("user", "hi")], &RenderOptions::default());
+    assert!(matches!(outcome, Err(TemplateError::TooManySteps)), "{outcome:?}");
 }
 
 #[test]

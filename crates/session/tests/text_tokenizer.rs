@@ -3,10 +3,10 @@
 
 use std::path::{Path, PathBuf};
 
-use checkpoint::{MetaArray, MetaValue, Metadata};
+use checkpoint::{MemorySource, MetaArray, MetaValue, Metadata, SPLIT_RULES, Source, parse_text};
 use proptest::prelude::*;
-use serde_json::Value;
-use session::{Specials, Tokenizer};
+use serde_json::{Value, json};
+use session::{Specials, Tokenizer, TokenizerError};
 use tokenizers::models::bpe::BPE;
 use tokenizers::normalizers::NFC;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
@@ -64,6 +64,36 @@ fn check_cases(tokenizer: &Tokenizer, golden: &Value) -> (usize, usize) {
     (cases.len(), decode_cases.len())
 }
 
+/// The metadata that files of a model folder give.
+fn of_files(files: &[(&str, Vec<u8>)], family: &str, rows: Option<u64>) -> Metadata {
+    let sources: Vec<_> = files.iter().map(|(name, bytes)| (*name, MemorySource(bytes))).collect();
+    let sources: Vec<_> =
+        sources.iter().map(|(name, source)| (*name, source as &dyn Source)).collect();
+    parse_text(&sources, family, rows).unwrap()
+}
+
+/// The folder beside a GGUF file gives the same tokenizer, from `tokenizer.json` and from the two files before it.
+fn check_folder(name: &str, twin: &Tokenizer, golden: &Value) {
+    let family = if name == "qwen2" { "qwen3moe" } else { "qwen35moe" };
+    for files in [["tokenizer.json"].as_slice(), &["vocab.json", "merges.txt"]] {
+        let names = files.iter().chain(&["tokenizer_config.json", "chat_template.jinja"]);
+        let read = |file: &&'static str| {
+            let path = fixture(&format!("models/tok-tiny/hf-{name}/{file}"));
+            (*file, std::fs::read(path).unwrap())
+        };
+        let files: Vec<_> = names.map(read).collect();
+        let tokenizer = Tokenizer::from_metadata(&of_files(&files, family, Some(736)));
+        assert_eq!(tokenizer.warnings(), [""; 0]);
+        assert_eq!(check_cases(&tokenizer, golden), (290, 0));
+        assert_eq!(tokenizer.end_tokens(), twin.end_tokens());
+        assert_eq!(tokenizer.vocab_len(), twin.vocab_len());
+        for id in 0..tokenizer.vocab_len() as u32 {
+            assert_eq!(tokenizer.token_bytes(id), twin.token_bytes(id), "{id}");
+            assert_eq!(tokenizer.is_special(id), twin.is_special(id), "{id}");
+        }
+    }
+}
+
 #[test]
 fn ids_equal_the_golden_ones_for_both_pre_tokenisers() {
     for name in ["qwen2", "qwen35"] {
@@ -71,6 +101,7 @@ fn ids_equal_the_golden_ones_for_both_pre_tokenisers() {
         assert_eq!(tokenizer.warnings(), [""; 0]);
         let golden = json(&format!("tokenizer/tiny_{name}.json"));
         assert_eq!(check_cases(&tokenizer, &golden), (290, 0));
+        check_folder(name, &tokenizer, &golden);
         let prompts = golden["end_to_end"].as_array().unwrap();
         assert_eq!(prompts.len(), 4);
         for prompt in prompts {
@@ -104,6 +135,35 @@ fn the_file_names_the_tokens_that_end_an_answer() {
     let demo = open(Path::new(DEMO));
     assert_eq!((demo.end_tokens(), demo.vocab_len()), (&[8166, 8168][..], 8192));
     assert_eq!(demo.warnings(), [""; 0]);
+}
+
+#[test]
+fn a_folder_names_all_tokens_that_end_an_answer() {
+    let read = |name: &'static str| {
+        (name, std::fs::read(fixture(&format!("models/tok-tiny/hf-qwen2/{name}"))).unwrap())
+    };
+    let generation = br#"{"eos_token_id": [5, 702]}"#.to_vec();
+    let files = [read("tokenizer.json"), ("generation_config.json", generation)];
+    let tokenizer = Tokenizer::from_metadata(&of_files(&files, "qwen3moe", Some(736)));
+    assert_eq!(tokenizer.end_tokens(), [5, 700, 702]);
+    let none = Tokenizer::from_metadata(&of_files(&files[1..], "qwen3moe", None));
+    assert_eq!(none.encode("a", Specials::Parse), Err(TokenizerError::NoVocabulary));
+    assert_eq!((none.end_tokens(), none.vocab_len()), (&[5, 702][..], 0));
+}
+
+#[test]
+fn a_tokenizer_without_a_normalizer_leaves_text_as_it_is() {
+    let (_, bytes) =
+        ("", std::fs::read(fixture("models/tok-tiny/hf-qwen2/tokenizer.json")).unwrap());
+    let mut json: Value = serde_json::from_slice(&bytes).unwrap();
+    let ids = |json: &Value| {
+        let files = [("tokenizer.json", json.to_string().into_bytes())];
+        let tokenizer = Tokenizer::from_metadata(&of_files(&files, "qwen3moe", None));
+        tokenizer.encode("e\u{301}", Specials::Parse).unwrap()
+    };
+    let composed = ids(&json);
+    json["normalizer"] = Value::Null;
+    assert_ne!(ids(&json), composed);
 }
 
 #[test]
@@ -182,6 +242,7 @@ fn a_begin_token_comes_once_and_only_when_the_file_asks() {
 
 type Oracle = TokenizerImpl<BPE, NFC, Sequence, PostProcessorWrapper, DecoderWrapper>;
 
+/// Written out: the same text as in the files that this is about, not what the program has of it.
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// The whole pipeline of the crate `tokenizers`, from the same metadata.
@@ -272,6 +333,40 @@ fn from_ranks(path: &Path, specials: &Value, pre: &str) -> Metadata {
     metadata
 }
 
+/// The `tokenizer.json` of a vocabulary whose tokens are normal or control tokens.
+fn tokenizer_json(metadata: &Metadata, pre: &str) -> Vec<u8> {
+    let Some(MetaArray::U64s(kinds)) = metadata.array("tokenizer.ggml.token_type") else {
+        panic!("token types are numbers");
+    };
+    let tokens = metadata.strings("tokenizer.ggml.tokens").unwrap();
+    let (special, normal): (Vec<_>, Vec<_>) =
+        tokens.iter().zip(kinds).enumerate().partition(|(_, (_, kind))| **kind == 3);
+    let added = special.iter().map(|(id, (token, _))| {
+        json!({ "id": id, "content": token, "special": true, "normalized": false })
+    });
+    // The last token first: the order of an object means nothing.
+    let vocab = normal.iter().rev().map(|(id, (token, _))| ((*token).to_owned(), json!(id)));
+    let merges = metadata.strings("tokenizer.ggml.merges").unwrap();
+    let merges = merges.iter().map(|merge| merge.split(' ').collect::<Vec<_>>());
+    let rule = SPLIT_RULES.iter().find(|(name, _)| *name == pre).unwrap().1;
+    let json = json!({
+        "version": "1.0",
+        "added_tokens": added.collect::<Vec<_>>(),
+        "normalizer": { "type": "NFC" },
+        "pre_tokenizer": { "type": "Sequence", "pretokenizers": [
+            { "type": "Split", "pattern": { "Regex": rule }, "behavior": "Isolated", "invert": false },
+            { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false },
+        ] },
+        "decoder": { "type": "ByteLevel" },
+        "model": {
+            "type": "BPE",
+            "vocab": vocab.collect::<serde_json::Map<_, _>>(),
+            "merges": merges.collect::<Vec<_>>(),
+        },
+    });
+    serde_json::to_vec_pretty(&json).unwrap()
+}
+
 /// GPT-2's byte alphabet, as its authors wrote it down: printable bytes are themselves, the rest follow U+0100.
 fn alphabet() -> Vec<char> {
     let printable = |b: u32| matches!(b, 33..=126 | 161..=172 | 174..=255);
@@ -317,5 +412,11 @@ fn ids_equal_the_golden_ones_for_the_published_vocabularies() {
         let tokenizer = Tokenizer::from_metadata(&metadata);
         assert_eq!(tokenizer.warnings(), [""; 0]);
         assert_eq!(check_cases(&tokenizer, &golden), counts);
+        let files = [("tokenizer.json", tokenizer_json(&metadata, pre))];
+        let same = of_files(&files, "qwen35moe", None);
+        for key in ["tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.token_type"] {
+            assert_eq!(same.array(key), metadata.array(key), "{key}");
+        }
+        assert_eq!(check_cases(&Tokenizer::from_metadata(&same), &golden), counts);
     }
 }

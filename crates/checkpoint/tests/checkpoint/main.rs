@@ -11,3 +11,4 @@ mod models;
 mod mutations;
 mod records;
 mod support;
+mod texts;

@@ -1,4 +1,4 @@
-//! Text to token ids and back, from the vocabulary in a GGUF file.
+//! Text to token ids and back, from the vocabulary of a GGUF file or of a model folder.
 //!
 //! Byte-level BPE: added tokens are found in the text (`pieces.rs`), the rest is brought to NFC and split by the rule
 //! that the file names, and the bytes of each piece are merged (`merges.rs`). A model whose tokenizer is unknown still
@@ -33,13 +33,13 @@ const MAX_TEXT_BYTES: usize = 64 << 20;
 pub enum TokenizerError {
     /// The file has no vocabulary.
     #[error(
-        "the model file has no vocabulary (`tokenizer.ggml.tokens`); give token ids instead of text"
+        "the model has no vocabulary (`tokenizer.ggml.tokens`, or a tokenizer.json); give token ids instead of text"
     )]
     NoVocabulary,
     /// A kind that this program does not know.
     #[error("tokenizer {what} `{found}` is not supported; supported: {supported}")]
     Unsupported {
-        /// `model` or `pre-tokeniser`.
+        /// `model`, `pre-tokeniser` or `normalizer`.
         what: &'static str,
         /// What the file names.
         found: String,
@@ -140,6 +140,9 @@ impl Tokenizer {
             };
             end_tokens.extend(encoder.special.iter().filter(ends));
         }
+        if let Some(MetaArray::U64s(ids)) = metadata.array("tokenizer.ggml.eos_token_ids") {
+            end_tokens.extend(ids.iter().filter_map(|id| u32::try_from(*id).ok()));
+        }
         end_tokens.sort_unstable();
         end_tokens.dedup();
         let adds_bos = metadata.bool("tokenizer.ggml.add_bos_token").unwrap_or(false);
@@ -151,7 +154,7 @@ impl Tokenizer {
         &self.warnings
     }
 
-    /// Tokens that end an answer, in order: the file's `eos` and `eot`, and `<|im_end|>` and `<|endoftext|>` if there
+    /// Tokens that end an answer, in order: the file's `eos` and `eot`, all that a model folder names, and `<|im_end|>` and `<|endoftext|>` if there
     /// are such control tokens.
     pub fn end_tokens(&self) -> &[u32] {
         &self.end_tokens
@@ -245,7 +248,12 @@ impl Encoder {
         };
         let kinds = Kinds(metadata.array("tokenizer.ggml.token_type"));
         let added = added_tokens(tokens, &kinds);
-        let splitter = Splitter::new(rule, &added)
+        let is_nfc = match metadata.str("tokenizer.ggml.normalizer") {
+            None | Some("nfc") => true,
+            Some("none") => false,
+            other => return unsupported("normalizer", other, "nfc, none"),
+        };
+        let splitter = Splitter::new(rule, is_nfc, &added)
             .map_err(|error| TokenizerError::Vocabulary(error.to_string()))?;
         let spelling = |id| match kinds.get(id) {
             Some(TYPE_CONTROL | TYPE_USER_DEFINED) => Spelling::Literal,

@@ -1,8 +1,10 @@
-//! Text to pieces: added tokens are found, the rest is normalised (NFC) and split by the model's rule.
+//! Text to pieces: added tokens are found, the rest is normalised (NFC, unless the model goes without) and split by the
+//! model's rule.
 //!
 //! The Unicode work is that of the crate `tokenizers`. It keeps a few dozen bytes for each byte of text, so text goes
 //! through it in parts, cut where no rule can look across.
 
+use checkpoint::SPLIT_RULES;
 use tokenizers::models::bpe::Vocab;
 use tokenizers::models::wordlevel::WordLevel;
 use tokenizers::normalizers::NFC;
@@ -13,11 +15,6 @@ use tokenizers::{
 };
 
 use super::{Specials, TokenizerError};
-
-/// Qwen2 and Qwen3: digits one by one, letters with the sign before them.
-const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// Qwen3.5: combining marks count as letters.
-const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// Names of the rules, for messages.
 pub(super) const RULES: &str = "qwen2, qwen35";
@@ -31,11 +28,7 @@ const MAX_WHITE_SPACE: usize = 400_000;
 
 /// A rule by the name that GGUF gives it (`tokenizer.ggml.pre`).
 pub(super) fn rule(name: &str) -> Option<&'static str> {
-    match name {
-        "qwen2" => Some(QWEN2),
-        "qwen35" => Some(QWEN35),
-        _ => None,
-    }
+    SPLIT_RULES.iter().find(|(known, _)| *known == name).map(|(_, rule)| *rule)
 }
 
 /// A token outside of the merges.
@@ -58,6 +51,8 @@ pub(super) struct Splitter {
     /// Those that are found in any text.
     plain: AddedVocabulary,
     split: Split,
+    /// Whether text is brought to NFC.
+    is_nfc: bool,
     /// No added token has a space in it, so text may be cut before one.
     may_cut: bool,
 }
@@ -72,12 +67,17 @@ impl std::fmt::Debug for Splitter {
 }
 
 impl Splitter {
-    pub(super) fn new(rule: &str, added: &[Added<'_>]) -> Result<Self, tokenizers::Error> {
+    pub(super) fn new(
+        rule: &str,
+        is_nfc: bool,
+        added: &[Added<'_>],
+    ) -> Result<Self, tokenizers::Error> {
         let pattern = SplitPattern::Regex(rule.to_owned());
         Ok(Self {
             all: vocabulary(added.iter())?,
             plain: vocabulary(added.iter().filter(|token| !token.is_special))?,
             split: Split::new(pattern, SplitDelimiterBehavior::Isolated, false)?,
+            is_nfc,
             may_cut: added.iter().all(|token| !token.text.contains(' ')),
         })
     }
@@ -112,7 +112,7 @@ impl Splitter {
             Specials::Parse => &self.all,
             Specials::AsText => &self.plain,
         };
-        let mut pieces = added.extract_and_normalize(Some(&NFC), text);
+        let mut pieces = added.extract_and_normalize(self.is_nfc.then_some(&NFC), text);
         let failed = |error: tokenizers::Error| TokenizerError::Split(error.to_string());
         self.split.pre_tokenize(&mut pieces).map_err(failed)?;
         for (piece, _, token) in pieces.get_splits(OffsetReferential::Normalized, OffsetType::None)
@@ -168,12 +168,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn splitter(rule: &str, may_cut: bool) -> Splitter {
+    fn splitter(name: &str, may_cut: bool) -> Splitter {
         let added = [
             Added { id: 1, text: "<|x|>", is_special: true },
             Added { id: 2, text: "<t>", is_special: false },
         ];
-        Splitter { may_cut, ..Splitter::new(rule, &added).unwrap() }
+        Splitter { may_cut, ..Splitter::new(rule(name).unwrap(), true, &added).unwrap() }
     }
 
     fn pieces(splitter: &Splitter, text: &str, specials: Specials) -> Vec<String> {
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn text_is_split_as_the_rules_say() {
-        let qwen2 = splitter(QWEN2, true);
+        let qwen2 = splitter("qwen2", true);
         let of = |text| pieces(&qwen2, text, Specials::Parse);
         assert_eq!(
             of("I'm here  now 12\n\n x"),
@@ -204,12 +204,18 @@ mod tests {
         assert_eq!(as_text, ["<|", "x", "|>", "#2"]);
         let marks = "na\u{94d}";
         assert_eq!(of(marks), ["na", "\u{94d}"]);
-        assert_eq!(pieces(&splitter(QWEN35, true), marks, Specials::Parse), [marks]);
+        assert_eq!(pieces(&splitter("qwen35", true), marks, Specials::Parse), [marks]);
+    }
+
+    #[test]
+    fn text_is_left_as_it_is_where_the_model_says_so() {
+        let plain = Splitter { is_nfc: false, ..splitter("qwen35", true) };
+        assert_eq!(pieces(&plain, "e\u{301}", Specials::Parse), ["e\u{301}"]);
     }
 
     #[test]
     fn white_space_that_the_regex_engine_cannot_take_is_an_error() {
-        let qwen2 = splitter(QWEN2, true);
+        let qwen2 = splitter("qwen2", true);
         let most = " ".repeat(MAX_WHITE_SPACE);
         let text = format!("{most}a");
         assert_eq!(pieces(&qwen2, &text, Specials::Parse), [&most[1..], " a"]);
@@ -227,7 +233,7 @@ mod tests {
             spaced in any::<bool>(),
         ) {
             let text = words.join(if spaced { " " } else { "" });
-            for rule in [QWEN2, QWEN35] {
+            for rule in ["qwen2", "qwen35"] {
                 let cut = pieces(&splitter(rule, true), &text, Specials::Parse);
                 prop_assert_eq!(cut, pieces(&splitter(rule, false), &text, Specials::Parse));
             }
