@@ -75,7 +75,6 @@ pub struct NgramTensors {
 
 /// What mixes positions.
 #[derive(Debug, Clone)]
-#[expect(clippy::large_enum_variant, reason = "one for each layer, for as long as the model lives")]
 pub enum MixerTensors {
     /// Attention over a KV cache.
     Attention(AttentionTensors),

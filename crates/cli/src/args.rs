@@ -43,6 +43,7 @@ impl Command {
         match self {
             Self::Plan(args) => args.json,
             Self::Inspect(args) => args.json,
+            Self::Tokenize(args) => args.json,
             _ => false,
         }
     }
@@ -51,8 +52,13 @@ impl Command {
 /// Which model.
 #[derive(Args)]
 pub(crate) struct ModelArgs {
-    /// Model file, any part of a split one [default: $`SAKIA_MODEL`, else the demo model]
-    #[arg(short, long, value_name = "FILE")]
+    // Markdown in a doc comment would be printed as it is.
+    #[arg(
+        short,
+        long,
+        value_name = "FILE",
+        help = "Model file, any part of a split one [default: $SAKIA_MODEL, else the demo model]"
+    )]
     pub(crate) model: Option<PathBuf>,
 }
 
@@ -61,16 +67,16 @@ pub(crate) struct ModelArgs {
 #[command(next_help_heading = "Memory")]
 pub(crate) struct MemoryArgs {
     /// Most memory the process may use, like 8GiB [default: 70 % of what the machine or cgroup allows]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub(crate) memory: Option<Bytes>,
     /// Positions to reserve in the KV cache [default: the smaller of 8192 and the model's]
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, value_name = "TOKENS", allow_negative_numbers = true)]
     pub(crate) context: Option<u32>,
     /// Element type of the KV cache
     #[arg(long, value_enum, default_value_t = Kv::F16, value_name = "TYPE")]
     pub(crate) kv: Kv,
     /// Expert slots instead of as many as fit
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) slots: Option<u32>,
 }
 
@@ -79,10 +85,10 @@ pub(crate) struct MemoryArgs {
 #[command(next_help_heading = "Speed")]
 pub(crate) struct SpeedArgs {
     /// Kernel threads [default: all cores]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), allow_negative_numbers = true)]
     pub(crate) threads: Option<u16>,
     /// Rows of a prefill pass, a multiple of 64 [default: the planner's choice]
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, value_name = "TOKENS", allow_negative_numbers = true)]
     pub(crate) pass: Option<u32>,
     /// Which expert leaves the pool
     #[arg(long, value_enum, default_value_t = Policy::Clock, value_name = "POLICY")]
@@ -185,19 +191,19 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     /// System message before the prompt
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
     pub(crate) system: Option<String>,
     /// Let the model think before it answers, where its template can
-    #[arg(long)]
+    #[arg(long, conflicts_with = "raw")]
     pub(crate) think: bool,
     /// Continue the prompt as it is, without the chat template
     #[arg(long)]
     pub(crate) raw: bool,
     /// Most tokens of an answer
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
     pub(crate) max_tokens: u32,
     /// End the answer before this text; may be given several times
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(crate) stop: Vec<String>,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
@@ -221,7 +227,7 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
     pub(crate) temperature: Option<f32>,
     /// Only the K likeliest tokens; 0 = all
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", allow_negative_numbers = true)]
     pub(crate) top_k: Option<u32>,
     /// Only the likeliest tokens that sum to P
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
@@ -239,7 +245,7 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub(crate) frequency_penalty: Option<f32>,
     /// Seed of the random numbers [default: from the clock]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) seed: Option<u64>,
 }
 
@@ -251,7 +257,7 @@ pub(crate) struct PlanArgs {
     #[command(flatten)]
     pub(crate) memory: MemoryArgs,
     /// Rows of a prefill pass, a multiple of 64 [default: the planner's choice]
-    #[arg(long, value_name = "TOKENS", help_heading = "Speed")]
+    #[arg(long, value_name = "TOKENS", help_heading = "Speed", allow_negative_numbers = true)]
     pub(crate) pass: Option<u32>,
     /// Print JSON
     #[arg(long)]
@@ -275,12 +281,12 @@ pub(crate) struct TokenizeArgs {
     pub(crate) text: Option<String>,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
-    /// Take special tokens like <|`im_start`|> as plain text
-    #[arg(long)]
+    // Markdown in a doc comment would be printed as it is.
+    #[arg(long, help = "Take special tokens like <|im_start|> as plain text")]
     pub(crate) no_special: bool,
-    /// Turn ids into text instead
-    #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with = "text")]
-    pub(crate) decode: Option<Vec<u32>>,
+    /// Turn ids into text instead; separated by space or comma
+    #[arg(long, value_name = "IDS", value_parser = parse_ids, conflicts_with_all = ["text", "no_special"])]
+    pub(crate) decode: Option<Ids>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -291,17 +297,25 @@ pub(crate) struct TokenizeArgs {
 pub(crate) struct LogitsArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
-    /// Token ids
-    #[arg(long, value_name = "IDS", value_delimiter = ',', group = "input")]
-    pub(crate) ids: Option<Vec<u32>>,
+    /// Token ids, separated by space or comma
+    #[arg(long, value_name = "IDS", value_parser = parse_ids, group = "input")]
+    pub(crate) ids: Option<Ids>,
     /// File of token ids, separated by space, comma or line
     #[arg(long, value_name = "FILE", group = "input")]
     pub(crate) ids_file: Option<PathBuf>,
-    /// Where the logits go: .npy, float32 [`n_tokens`, `n_vocab`]
-    #[arg(long, value_name = "FILE")]
+    // Markdown in a doc comment would be printed as it is.
+    #[arg(
+        long,
+        value_name = "FILE",
+        help = "Where the logits go: .npy, float32 [n_tokens, n_vocab]"
+    )]
     pub(crate) out: PathBuf,
-    /// Where the router's choices go: .npy, int32 [`n_tokens`, `n_layers`, `top_k`]
-    #[arg(long, value_name = "FILE")]
+    // Markdown in a doc comment would be printed as it is.
+    #[arg(
+        long,
+        value_name = "FILE",
+        help = "Where the router's choices go: .npy, int32 [n_tokens, n_layers, top_k]"
+    )]
     pub(crate) routes: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) memory: MemoryArgs,
@@ -370,6 +384,14 @@ pub(crate) struct BenchArgs {
     pub(crate) speed: SpeedArgs,
 }
 
+/// Token ids of one argument.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Ids(pub(crate) Vec<u32>);
+
+fn parse_ids(text: &str) -> Result<Ids, String> {
+    crate::open::ids(text).map(Ids).map_err(|word| format!("`{word}` is not a token id"))
+}
+
 fn parse_rows(text: &str) -> Result<std::ops::Range<u32>, String> {
     let parse = |part: &str| part.trim().parse::<u32>().map_err(|error| error.to_string());
     let (start, end) = text.split_once("..").ok_or("write rows as a..b, for example 0..16")?;
@@ -385,6 +407,13 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn ids_are_separated_by_space_or_comma() {
+        assert_eq!(parse_ids(" 1, 2 3\n4"), Ok(Ids(vec![1, 2, 3, 4])));
+        assert_eq!(parse_ids("1 x"), Err("`x` is not a token id".to_owned()));
+        assert_eq!(parse_ids(&"9".repeat(100)).unwrap_err().len(), 63);
     }
 
     #[test]

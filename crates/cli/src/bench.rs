@@ -10,9 +10,12 @@ use crate::{open, report};
 
 pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
     let ids = open::read_ids(&args.ids_file)?;
-    let needed = args.prompt_tokens + args.decode_tokens;
+    let needed = args.prompt_tokens.saturating_add(args.decode_tokens);
     if args.prompt_tokens == 0 || args.decode_tokens < 2 {
-        bail!("-p needs at least 1 token and -n at least 2: a rate is taken between tokens");
+        let (p, n) = (args.prompt_tokens, args.decode_tokens);
+        bail!(
+            "-p {p} -n {n}: -p needs at least 1 token and -n at least 2, since a rate is taken between tokens"
+        );
     }
     if ids.len() < needed {
         bail!(

@@ -1,6 +1,6 @@
 //! A conversation on the terminal.
 
-use std::io::IsTerminal;
+use std::io::{ErrorKind, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
 
@@ -14,7 +14,8 @@ use session::{
 };
 
 use crate::args::RunArgs;
-use crate::{interrupt, output, report};
+use crate::output::OutputFile;
+use crate::{interrupt, report};
 
 const HELP: &str = "\
 /help   this text
@@ -138,7 +139,9 @@ impl<'a> Chat<'a> {
         );
         bar.finish_and_clear();
         show(&stream.finish(), &mut answer);
-        report::data("\n");
+        if !output.is_empty() || outcome.is_ok() {
+            report::data("\n");
+        }
         if let Some(error) = failed {
             return Err(error.into());
         }
@@ -150,7 +153,9 @@ impl<'a> Chat<'a> {
         let receipt = Receipt::new(&self.engine, &generated.prefill, &generated.decode, output);
         match generated.finish {
             Finish::Context => {
-                report::note("note: the context is full; reserve more with `--context`");
+                report::note(
+                    "note: the context is full; /reset forgets the conversation, `--context` reserves more",
+                );
             }
             Finish::Length => report::note("note: the answer was cut at --max-tokens"),
             Finish::EndOfText | Finish::Stopped => {}
@@ -169,6 +174,10 @@ impl<'a> Chat<'a> {
             let line = match editor.readline("> ") {
                 Ok(line) => line,
                 Err(ReadlineError::Eof | ReadlineError::Interrupted) => return Ok(()),
+                Err(ReadlineError::Io(error)) if error.kind() == ErrorKind::InvalidData => {
+                    report::note("that line is not UTF-8; type it again");
+                    continue;
+                }
                 Err(error) => return Err(error).context("reading from the terminal"),
             };
             // A line that cannot be remembered is no reason to stop.
@@ -188,6 +197,11 @@ impl<'a> Chat<'a> {
                 text => {
                     if let Err(error) = self.answer(text) {
                         report::error(&error);
+                        if let Some(GenerateError::PromptTooLong { .. }) = error.downcast_ref() {
+                            report::note(
+                                "hint: the prompt is the whole conversation; /reset forgets it",
+                            );
+                        }
                         let fatal = error
                             .downcast_ref::<GenerateError>()
                             .is_some_and(|e| matches!(e, GenerateError::Forward(_)));
@@ -201,10 +215,12 @@ impl<'a> Chat<'a> {
     }
 
     /// Writes the record of the last answer, under its name only when it is complete.
-    pub(crate) fn write_receipt(&self, path: &Path) -> Result<()> {
+    pub(crate) fn write_receipt(&self, path: &Path, mut file: OutputFile) -> Result<()> {
         let Some(receipt) = &self.last else { return Ok(()) };
         let text = format!("{:#}\n", serde_json::to_value(receipt)?);
-        output::write(path, text.as_bytes()).with_context(|| format!("writing {}", path.display()))
+        file.write_all(text.as_bytes())
+            .and_then(|()| file.finish())
+            .with_context(|| format!("writing {}", path.display()))
     }
 }
 

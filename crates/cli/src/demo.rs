@@ -18,7 +18,7 @@ pub(crate) fn find() -> Option<PathBuf> {
     let beside =
         std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("models").join(FILE)));
     let source = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models")).join(FILE);
-    [Some(PathBuf::from("models").join(FILE)), beside, Some(source)]
+    [Some(PathBuf::from("models").join(FILE)), beside, source.canonicalize().ok()]
         .into_iter()
         .flatten()
         .find(|p| p.is_file())

@@ -130,10 +130,10 @@ fn as_text(opened: &OpenModel) -> String {
         let _ = writeln!(text, "{content}");
     };
     line(format!(
-        "{}: {}, {size} in {} files",
+        "{}: {}, {size} in {}",
         path.display(),
         config.family,
-        checkpoint.files.len()
+        report::count(checkpoint.files.len(), "file")
     ));
     if let Some(name) = &config.name {
         line(format!("  name      {name}"));

@@ -8,11 +8,11 @@ use session::{LogitsRun, Sequence};
 
 use crate::args::LogitsArgs;
 use crate::npy::NpyWriter;
-use crate::{open, report};
+use crate::{interrupt, open, output, report};
 
 pub(crate) fn run(args: &LogitsArgs) -> Result<ExitCode> {
     let ids = match (&args.ids, &args.ids_file) {
-        (Some(ids), _) => ids.clone(),
+        (Some(ids), _) => ids.0.clone(),
         (None, Some(file)) => open::read_ids(file)?,
         (None, None) => unreachable!("clap requires one of the two"),
     };
@@ -23,7 +23,19 @@ pub(crate) fn run(args: &LogitsArgs) -> Result<ExitCode> {
     let mut options = open::options(&chosen, &args.memory, Some(&args.speed))?;
     options.context = options.context.or(Some(ids.len() as u32));
     options.logit_rows = LogitsRun::LOGIT_ROWS;
-    let mut engine = open::load(open::open(&chosen)?, options)?;
+    let opened = open::open(&chosen)?;
+    // What cannot be written is said before gigabytes are loaded.
+    let mut inputs = opened.files();
+    inputs.extend(args.ids_file.as_deref());
+    let out = output::create(&args.out, &inputs)?;
+    let routes = match &args.routes {
+        Some(path) if path == &args.out => {
+            bail!("--out and --routes are both {}; each needs its own file", path.display())
+        }
+        Some(path) => Some((path, output::create(path, &inputs)?)),
+        None => None,
+    };
+    let mut engine = open::load(opened, options)?;
     let (n_vocab, pass_rows) =
         (engine.network.config().vocab as usize, engine.plan.pass_rows as usize);
     if args.routes.is_some() {
@@ -31,22 +43,30 @@ pub(crate) fn run(args: &LogitsArgs) -> Result<ExitCode> {
         engine.network.routes =
             Some(RouteLog::new(config.n_layers as usize, config.top_k as usize));
     }
-    let create = || NpyWriter::create(&args.out, "<f4", &[ids.len(), n_vocab]);
-    let mut out = create().with_context(|| format!("creating {}", args.out.display()))?;
+    let writing = || format!("writing {}", args.out.display());
+    let mut out = NpyWriter::begin(out, "<f4", &[ids.len(), n_vocab]).with_context(writing)?;
     let mut written = Ok(());
     let mut sequence = Sequence::open(&mut engine.network)?;
-    let run = LogitsRun { tokens: &ids, pass_rows };
-    run.run(&mut engine.network, &mut sequence, &mut |logits| {
+    let bar = report::prompt_bar(ids.len());
+    let progress = |done: usize, _| {
+        bar.set_position(done as u64);
+        !interrupt::pressed()
+    };
+    let run = LogitsRun { tokens: &ids, pass_rows, progress: &progress };
+    let phase = run.run(&mut engine.network, &mut sequence, &mut |logits| {
         if written.is_ok() {
             written = out.f32s(logits);
         }
-    })?;
-    written
-        .and_then(|()| out.finish())
-        .with_context(|| format!("writing {}", args.out.display()))?;
-    if let (Some(path), Some(log)) = (&args.routes, &engine.network.routes) {
+    });
+    bar.finish_and_clear();
+    if phase?.tokens < ids.len() as u64 {
+        report::note("interrupted; nothing was written");
+        return Ok(ExitCode::from(130));
+    }
+    written.and_then(|()| out.finish()).with_context(writing)?;
+    if let (Some((path, file)), Some(log)) = (routes, &engine.network.routes) {
         let write = || {
-            let mut file = NpyWriter::create(path, "<i4", &log.shape())?;
+            let mut file = NpyWriter::begin(file, "<i4", &log.shape())?;
             file.i32s(log.experts())?;
             file.finish()
         };

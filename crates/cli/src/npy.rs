@@ -1,7 +1,6 @@
 //! `NumPy`'s `.npy`, version 1.0: enough to write row-major arrays.
 
 use std::io::{self, Write};
-use std::path::Path;
 
 use crate::output::OutputFile;
 
@@ -10,8 +9,7 @@ pub(crate) struct NpyWriter(OutputFile);
 
 impl NpyWriter {
     /// `descr`: `NumPy`'s name of a little-endian type, `<f4` or `<i4`.
-    pub(crate) fn create(target: &Path, descr: &str, shape: &[usize]) -> io::Result<Self> {
-        let mut file = OutputFile::create(target)?;
+    pub(crate) fn begin(mut file: OutputFile, descr: &str, shape: &[usize]) -> io::Result<Self> {
         file.write_all(&header(descr, shape))?;
         Ok(Self(file))
     }
@@ -62,7 +60,8 @@ mod tests {
     fn values_follow_the_header() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("x.npy");
-        let mut writer = NpyWriter::create(&target, "<f4", &[1]).unwrap();
+        let file = OutputFile::create(&target).unwrap();
+        let mut writer = NpyWriter::begin(file, "<f4", &[1]).unwrap();
         writer.f32s(&[1.5]).unwrap();
         writer.finish().unwrap();
         let bytes = std::fs::read(&target).unwrap();

@@ -1,6 +1,6 @@
 //! From flags to an engine.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use memory_plan::Budget;
@@ -17,9 +17,12 @@ pub(crate) struct Chosen {
 
 /// `-m`, else `$SAKIA_MODEL`, else the demo model.
 pub(crate) fn choose(args: &ModelArgs) -> Result<Chosen> {
-    if let Some(path) =
-        args.model.clone().or_else(|| std::env::var_os("SAKIA_MODEL").map(PathBuf::from))
-    {
+    // An empty variable is one that is not set, as elsewhere.
+    let variable = || std::env::var_os("SAKIA_MODEL").filter(|path| !path.is_empty());
+    if let Some(path) = args.model.clone().or_else(|| variable().map(PathBuf::from)) {
+        if path.as_os_str().is_empty() {
+            bail!("-m is empty: needed the path of a model file");
+        }
         return Ok(Chosen { path, is_demo: false });
     }
     match demo::find() {
@@ -66,8 +69,21 @@ pub(crate) fn open(chosen: &Chosen) -> Result<OpenModel> {
     Ok(opened)
 }
 
+/// Says what is odd about options for this model.
+pub(crate) fn remark(opened: &OpenModel, options: &EngineOptions) {
+    let made_for = opened.model.config.context_length;
+    if let Some(context) = options.context
+        && context > made_for
+    {
+        report::note(&format!(
+            "warning: --context {context}: the model was made for {made_for} positions; beyond them its answers get worse"
+        ));
+    }
+}
+
 /// Plans and loads, with a bar on a terminal.
 pub(crate) fn load(opened: OpenModel, options: EngineOptions) -> Result<Engine> {
+    remark(&opened, &options);
     for note in options.budget.notes() {
         report::note(&format!("note: {note}"));
     }
@@ -78,15 +94,38 @@ pub(crate) fn load(opened: OpenModel, options: EngineOptions) -> Result<Engine> 
     Ok(engine?)
 }
 
+/// Most bytes of a file of token ids: a million of seven digits and a separator.
+const MAX_IDS_BYTES: u64 = 8 << 20;
+
 /// Token ids of a file: numbers separated by space, comma or line.
-pub(crate) fn read_ids(path: &std::path::Path) -> Result<Vec<u32>> {
-    let text = std::fs::read_to_string(path)
-        .with_context(|| format!("reading ids from {}", path.display()))?;
+pub(crate) fn read_ids(path: &Path) -> Result<Vec<u32>> {
+    let name = path.display();
+    let metadata = std::fs::metadata(path).with_context(|| format!("reading ids from {name}"))?;
+    if !metadata.is_file() {
+        bail!("{name} is not a regular file; a file of token ids is needed");
+    }
+    if metadata.len() > MAX_IDS_BYTES {
+        bail!(
+            "{name} has {} bytes; a file of token ids has at most {MAX_IDS_BYTES}",
+            metadata.len()
+        );
+    }
+    let text = std::fs::read_to_string(path).with_context(|| format!("reading ids from {name}"))?;
+    ids(&text).map_err(|word| anyhow::anyhow!("`{word}` in {name} is not a token id"))
+}
+
+/// Numbers separated by space, comma or line; otherwise the start of the first word that is none.
+pub(crate) fn ids(text: &str) -> Result<Vec<u32>, String> {
+    const SHOWN: usize = 40;
     let words = text.split(|c: char| c.is_whitespace() || c == ',').filter(|word| !word.is_empty());
-    words
-        .map(|word| {
-            word.parse()
-                .with_context(|| format!("`{word}` in {} is not a token id", path.display()))
+    let number = |word: &str| {
+        word.parse().map_err(|_| {
+            let mut shown: String = word.chars().take(SHOWN).collect();
+            if shown.len() < word.len() {
+                shown.push_str("...");
+            }
+            shown
         })
-        .collect()
+    };
+    words.map(number).collect()
 }

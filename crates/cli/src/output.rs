@@ -5,9 +5,10 @@
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use anyhow::{Context, Result, bail};
 use tempfile::NamedTempFile;
 
 /// Where the bytes of an output go.
@@ -83,14 +84,23 @@ impl Write for OutputFile {
     }
 }
 
-/// Writes a whole file.
+/// As [`OutputFile::create`], unless the file is one of those that are read.
 ///
 /// # Errors
-/// As [`OutputFile::create`] and [`OutputFile::finish`].
-pub(crate) fn write(target: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = OutputFile::create(target)?;
-    file.write_all(bytes)?;
-    file.finish()
+/// Said in full, with the name.
+pub(crate) fn create(target: &Path, inputs: &[&Path]) -> Result<OutputFile> {
+    let same = |input: &&&Path| {
+        let [a, b] = [target, input].map(std::fs::metadata);
+        matches!((a, b), (Ok(a), Ok(b)) if a.dev() == b.dev() && a.ino() == b.ino())
+    };
+    if let Some(input) = inputs.iter().find(same) {
+        bail!(
+            "{} is read by this very command as {}: its content would be lost; name another file",
+            target.display(),
+            input.display()
+        );
+    }
+    OutputFile::create(target).with_context(|| format!("creating {}", target.display()))
 }
 
 #[cfg(test)]
@@ -99,6 +109,26 @@ mod tests {
     use std::os::unix::fs::{FileTypeExt, symlink};
 
     use super::*;
+
+    fn write(target: &Path, bytes: &[u8]) -> io::Result<()> {
+        let mut file = OutputFile::create(target)?;
+        file.write_all(bytes)?;
+        file.finish()
+    }
+
+    #[test]
+    fn what_is_read_is_not_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let (model, link) = (folder.path().join("model"), folder.path().join("link"));
+        std::fs::write(&model, "weights").unwrap();
+        symlink(&model, &link).unwrap();
+        for target in [&model, &link] {
+            let error = create(target, &[&folder.path().join("other"), &model]).err().unwrap();
+            assert!(error.to_string().contains("read by this very command"), "{error}");
+        }
+        create(&folder.path().join("new"), &[&model]).unwrap().finish().unwrap();
+        assert_eq!(names(folder.path()), ["link", "model", "new"]);
+    }
 
     fn names(folder: &Path) -> Vec<String> {
         let mut names: Vec<_> = std::fs::read_dir(folder)

@@ -12,6 +12,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<ExitCode> {
     let mut options = open::options(&chosen, &args.memory, None)?;
     options.pass_rows = args.pass;
     let opened = open::open(&chosen)?;
+    open::remark(&opened, &options);
     let plan = opened.plan(&options)?;
     if args.json {
         report::data(&format!("{:#}\n", serde_json::to_value(&plan)?));

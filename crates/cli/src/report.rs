@@ -1,5 +1,4 @@
 //! What goes to the terminal: errors, notes, the line after an answer.
-#![allow(clippy::print_stdout, reason = "this is the one place that prints")]
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
@@ -10,24 +9,42 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use session::{EngineError, Receipt};
 use units::Bytes;
 
-/// Prints data.
+/// Prints data at once. A closed pipe ends the program quietly, as it does for other filters; data that cannot be
+/// written otherwise is an error that nothing can be done about.
 pub(crate) fn data(text: &str) {
-    print!("{text}");
-    flush();
-}
-
-/// Pushes streamed text out. A closed pipe ends the program quietly, as it does for other filters.
-pub(crate) fn flush() {
-    if let Err(error) = std::io::stdout().flush()
-        && error.kind() == std::io::ErrorKind::BrokenPipe
-    {
-        std::process::exit(0);
+    let mut out = std::io::stdout().lock();
+    if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        if error.kind() == std::io::ErrorKind::BrokenPipe {
+            std::process::exit(0);
+        }
+        note(&format!("error: writing to stdout: {error}"));
+        std::process::exit(1);
     }
 }
 
-/// Prints a remark that is not data.
+/// Prints a remark that is not data. What came from a file may hold control characters, which a terminal would obey:
+/// they are shown, not sent.
 pub(crate) fn note(text: &str) {
-    eprintln!("{text}");
+    // With stderr closed there is nobody to tell.
+    let _ = writeln!(std::io::stderr(), "{}", visible(text));
+}
+
+/// Control characters other than line ends and tabs as escapes.
+fn visible(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() && c != '\n' && c != '\t' {
+            out.extend(c.escape_default());
+        } else {
+            out.push(c);
+        }
+    }
+    out
+}
+
+/// `1 file`, `2 files`.
+pub(crate) fn count(n: usize, thing: &str) -> String {
+    if n == 1 { format!("1 {thing}") } else { format!("{n} {thing}s") }
 }
 
 /// `error: …` with its causes.
@@ -81,7 +98,7 @@ pub(crate) fn load_bar(total: u64) -> ProgressBar {
         ProgressDrawTarget::hidden()
     });
     let style = ProgressStyle::with_template(
-        "loading {bar:30} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}",
+        "loading {bar:30} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}, {eta} left",
     );
     bar.set_style(style.expect("the template is well formed"));
     bar
@@ -96,7 +113,7 @@ pub(crate) fn prompt_bar(total: usize) -> ProgressBar {
         ProgressDrawTarget::hidden()
     });
     let style =
-        ProgressStyle::with_template("reading the prompt {bar:30} {pos}/{len} tokens {per_sec}");
+        ProgressStyle::with_template("reading the prompt {bar:30} {pos}/{len} tokens, {eta} left");
     bar.set_style(style.expect("the template is well formed"));
     bar
 }
@@ -125,4 +142,14 @@ pub(crate) fn summary(receipt: &Receipt) -> String {
         Bytes(receipt.budget_bytes),
         receipt.written_bytes,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_are_shown_and_not_sent() {
+        assert_eq!(visible("a\x1b[2J\tb\nc\u{9b}"), "a\\u{1b}[2J\tb\nc\\u{9b}");
+    }
 }

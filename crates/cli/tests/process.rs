@@ -137,3 +137,50 @@ fn senseless_requests_are_refused_with_words() {
         "nothing half-written is left"
     );
 }
+
+#[test]
+fn what_is_read_is_never_written_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model.gguf");
+    std::fs::copy(root("models/sakia-demo-Q4_K_M.gguf"), &model).unwrap();
+    let ids = folder.path().join("ids.txt");
+    std::fs::write(&ids, "1 2 3").unwrap();
+    let (m, i) = (model.to_str().unwrap(), ids.to_str().unwrap());
+    for args in [
+        &["logits", "-m", m, "--ids", "1", "--out", m][..],
+        &["logits", "-m", m, "--ids-file", i, "--out", i],
+        &["run", "-m", m, "-n", "1", "hi", "--receipt", m],
+    ] {
+        let output = sakia(args);
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        assert!(stderr(&output).contains("read by this very command"), "{}", stderr(&output));
+    }
+    assert_eq!(std::fs::metadata(&model).unwrap().len(), 58_118_816);
+    assert_eq!(std::fs::read_to_string(&ids).unwrap(), "1 2 3");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "nothing half-written");
+}
+
+#[test]
+fn a_reader_that_leaves_ends_the_program_quietly() {
+    for args in [&["inspect"][..], &["plan", "--json"], &["selftest"], &["tokenize", "a"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sakia"));
+        command.args(args).env_remove("SAKIA_MODEL").current_dir(root("")).stdout(writer);
+        let output = command.stderr(std::process::Stdio::piped()).output().unwrap();
+        assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""), "{args:?}");
+    }
+}
+
+#[test]
+fn many_threads_stay_under_the_budget() {
+    let folder = tempfile::tempdir().unwrap();
+    let receipt = folder.path().join("run.json");
+    let path = receipt.to_str().unwrap();
+    let args = ["run", "hi", "-n", "2", "--memory", "80MiB", "--threads", "512", "--receipt", path];
+    let output = sakia(&args);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let receipt: Value = serde_json::from_slice(&std::fs::read(&receipt).unwrap()).unwrap();
+    let number = |name: &str| receipt[name].as_u64().unwrap();
+    assert!(number("peak_rss_bytes") <= number("budget_bytes"), "{receipt:#}");
+}

@@ -144,6 +144,17 @@ impl OpenModel {
         Ok(Self { path: path.to_owned(), checkpoint, model, tokenizer })
     }
 
+    /// Its files.
+    pub fn files(&self) -> Vec<&Path> {
+        self.checkpoint.files.iter().map(|file| file.path.as_path()).collect()
+    }
+
+    /// Positions that these options reserve.
+    pub fn context(&self, options: &EngineOptions) -> u64 {
+        let default = || self.model.config.context_length.min(DEFAULT_CONTEXT);
+        u64::from(options.context.unwrap_or_else(default))
+    }
+
     /// The ledger for a budget; measures the process as it is now.
     ///
     /// # Errors
@@ -162,7 +173,7 @@ impl OpenModel {
                 "--context 0: at least one token is needed".to_owned(),
             ));
         }
-        let context = options.context.unwrap_or_else(|| config.context_length.min(DEFAULT_CONTEXT));
+        let context = self.context(options) as u32;
         let to_term = |t: model::NamedBytes| Term::new(t.name, Bytes(t.bytes));
         let passes: Vec<u32> =
             options.pass_rows.map_or_else(|| PASS_ROWS.to_vec(), |rows| vec![rows]);
@@ -174,7 +185,7 @@ impl OpenModel {
                 .file_name()
                 .map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
             budget: options.budget.clone(),
-            process_base: memory_plan::current_rss(),
+            process_base: process_base(options),
             resident: model::resident_terms(&self.model)
                 .into_iter()
                 .map(to_term)
@@ -294,6 +305,16 @@ fn ngram_store(
         faults: options.faults.clone(),
     };
     NgramStore::open(files, table.clone(), options).map(Some)
+}
+
+/// What a kernel thread touches of its stack and of its allocator's arena.
+const THREAD_BYTES: u64 = 64 << 10;
+
+/// The process as it is now and the threads that it is about to start, in whole MiB: two commands that do the same do
+/// not measure the same to the page.
+fn process_base(options: &EngineOptions) -> Bytes {
+    let threads = THREAD_BYTES * options.threads as u64;
+    Bytes((memory_plan::current_rss().0 + threads).next_multiple_of(1 << 20))
 }
 
 /// Layers with records of the same size are one class of records.

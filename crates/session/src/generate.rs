@@ -117,12 +117,14 @@ pub fn generate(
 }
 
 /// A given text, read as prompt: the logits after every token.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub struct LogitsRun<'a> {
     /// The text.
     pub tokens: &'a [u32],
     /// Rows of a pass.
     pub pass_rows: usize,
+    /// Called after each pass with tokens read and to read; `false` stops.
+    pub progress: &'a dyn Fn(usize, usize) -> bool,
 }
 
 impl LogitsRun<'_> {
@@ -143,6 +145,7 @@ impl LogitsRun<'_> {
         let prompt = Prompt {
             every_row: true,
             from_nothing: true,
+            progress: self.progress,
             ..Prompt::new(self.tokens, self.pass_rows)
         };
         Ok(sequence.prefill(network, &prompt, &mut |_, logits| sink(logits))?)

@@ -103,10 +103,20 @@ impl SamplerConfig {
     pub fn check(&self) -> Result<(), SamplerError> {
         let penalties = -100.0..=100.0;
         let settings: [(&'static str, f32, bool, &'static str); 6] = [
-            ("temperature", self.temperature, self.temperature >= 0.0, "0 or more"),
+            (
+                "temperature",
+                self.temperature,
+                self.temperature >= 0.0,
+                "a finite number, 0 or more",
+            ),
             ("top-p", self.top_p, self.top_p > 0.0 && self.top_p <= 1.0, "more than 0, at most 1"),
             ("min-p", self.min_p, (0.0..=1.0).contains(&self.min_p), "0 to 1"),
-            ("repeat-penalty", self.repeat_penalty, self.repeat_penalty > 0.0, "more than 0"),
+            (
+                "repeat-penalty",
+                self.repeat_penalty,
+                self.repeat_penalty > 0.0,
+                "a finite number, more than 0",
+            ),
             (
                 "presence-penalty",
                 self.presence_penalty,

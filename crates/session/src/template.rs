@@ -1,21 +1,25 @@
 //! The chat template that the model file carries, rendered the way Hugging Face's tools do.
 //!
-//! A template is a program from a file. It sees nothing but the messages and options, it cannot run for ever (fuel),
-//! and it cannot make more text than a limit. One thing is not kept from it: a list put into itself many thousand times
-//! and then printed overflows the stack inside minijinja, which has no limit for the depth of values.
+//! A template is a program from a file. It sees nothing but the messages and options, it cannot run for ever (fuel), it
+//! cannot make more text than a limit, and its values stay shallow and small ([`bounds`]): minijinja follows them
+//! recursively. Tags and chains of tags are short for the same reason, and what recursion is left runs on a thread of
+//! its own, whose stack is larger than that of the thread that asks.
 
+mod bounds;
 mod clock;
 mod json;
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::io;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use checkpoint::Metadata;
+use minijinja::machinery::{self, CompiledTemplate, TemplateConfig};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Serde, Value};
-use minijinja::{Environment, Error, ErrorKind};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 
@@ -32,6 +36,9 @@ const MAX_TEMPLATE_BYTES: usize = 1 << 20;
 const MAX_OUTPUT_BYTES: usize = 16 << 20;
 /// Steps of a rendering, and one more for each 64 bytes that it makes: a conversation of 5,000 messages takes a tenth.
 const FUEL: u64 = 5_000_000;
+/// Stack of the thread that parses and renders. The deepest template that passes the limits needs a quarter in a debug
+/// build.
+const STACK_BYTES: usize = 16 << 20;
 
 /// Why a conversation cannot be rendered.
 #[derive(Debug, thiserror::Error)]
@@ -51,15 +58,20 @@ pub enum TemplateError {
     Parse(Error),
     /// The rendered conversation is longer than any context.
     #[error(
-        "the model's chat template makes more than {MAX_OUTPUT_BYTES} bytes of text of these messages"
+        "the model's chat template makes more than {MAX_OUTPUT_BYTES} bytes of text of these messages\n\nhint: `--raw` continues a prompt without a template"
     )]
     TooMuchText,
     /// The template does not come to an end.
-    #[error("the model's chat template takes too many steps for these messages")]
+    #[error(
+        "the model's chat template takes too many steps for these messages\n\nhint: `--raw` continues a prompt without a template"
+    )]
     TooManySteps,
     /// The template refused, or met something that it cannot handle.
     #[error("the model's chat template refuses these messages: {0}")]
     Render(String),
+    /// The system gives no thread.
+    #[error("no thread could be started to render the chat template: {0}")]
+    Thread(io::Error),
 }
 
 /// One message of a conversation, as templates know it.
@@ -108,6 +120,7 @@ pub struct RenderOptions {
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    source: String,
     bos: String,
     eos: String,
     is_fallback: bool,
@@ -145,9 +158,9 @@ impl ChatTemplate {
         if source.len() > MAX_TEMPLATE_BYTES {
             return Err(TemplateError::TooLong { found: source.len() });
         }
+        let source = without_generation_tags(source).into_owned();
+        on_thread(|| compile(&source).map(drop))?.map_err(TemplateError::Parse)?;
         let mut environment = Environment::new();
-        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        environment.set_syntax(syntax.map_err(TemplateError::Parse)?);
         environment.set_fuel(Some(FUEL));
         environment
             .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
@@ -156,10 +169,8 @@ impl ChatTemplate {
         });
         environment.add_filter("tojson", json::to_json);
         environment.add_filter("fromjson", json::from_json);
-        environment
-            .add_template_owned("chat", without_generation_tags(source).into_owned())
-            .map_err(TemplateError::Parse)?;
-        Ok(Self { environment, bos: String::new(), eos: String::new(), is_fallback: false })
+        bounds::install(&mut environment);
+        Ok(Self { environment, source, bos: String::new(), eos: String::new(), is_fallback: false })
     }
 
     /// Gives the template a clock, in UTC. Without one it has no `strftime_now` and the same messages give the same
@@ -184,10 +195,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// [`TemplateError::Render`] with the template's own words, [`TemplateError::TooMuchText`],
-    /// [`TemplateError::TooManySteps`].
-    ///
-    /// # Panics
-    /// Never: a parsed template is there and writes text.
+    /// [`TemplateError::TooManySteps`], [`TemplateError::Thread`].
     pub fn render<M: Serialize + ?Sized>(
         &self,
         messages: &M,
@@ -204,34 +212,56 @@ impl ChatTemplate {
         if let Some(enable) = options.enable_thinking {
             context.insert("enable_thinking".to_owned(), enable.into());
         }
-        let template = self.environment.get_template("chat").expect("added when it was parsed");
-        let mut text = Bounded(Vec::new());
-        match template.render_captured_to(Value::from(Serde(context)), &mut text) {
-            Ok(_) => Ok(String::from_utf8(text.0).expect("templates write text")),
+        match on_thread(|| self.text(context))? {
+            Ok(text) if text.len() > MAX_OUTPUT_BYTES => Err(TemplateError::TooMuchText),
+            Ok(text) => Ok(text),
             Err(error) => Err(match error.kind() {
-                ErrorKind::WriteFailure => TemplateError::TooMuchText,
                 ErrorKind::OutOfFuel => TemplateError::TooManySteps,
                 _ => TemplateError::Render(reason(&error)),
             }),
         }
     }
+
+    /// What the template makes of its variables; fuel bounds how much.
+    fn text(&self, context: Map<String, Json>) -> Result<String, Error> {
+        let template = compile(&self.source)?;
+        let main = bounds::checked(&template.instructions);
+        let blocks =
+            template.blocks.iter().map(|(name, block)| (*name, bounds::checked(block))).collect();
+        let context = Value::from(Serde(context));
+        let mut text = String::new();
+        let mut output = machinery::make_string_output(&mut text);
+        machinery::eval(
+            &self.environment,
+            &main,
+            context,
+            &blocks,
+            &mut output,
+            template.initial_auto_escape,
+        )?;
+        Ok(text)
+    }
 }
 
-/// Text up to [`MAX_OUTPUT_BYTES`].
-struct Bounded(Vec<u8>);
+/// Compiles a template; its values are unchecked as yet.
+fn compile(source: &str) -> Result<CompiledTemplate<'_>, Error> {
+    let syntax_config = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
+    bounds::check_source(source, syntax_config.clone())?;
+    let default_auto_escape = Arc::new(|_: &str| AutoEscape::None);
+    CompiledTemplate::new("chat", source, &TemplateConfig { syntax_config, default_auto_escape })
+}
 
-impl io::Write for Bounded {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.0.len() + bytes.len() > MAX_OUTPUT_BYTES {
-            return Err(io::ErrorKind::FileTooLarge.into());
-        }
-        self.0.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
+/// Runs something that recurses with enough stack.
+fn on_thread<T: Send>(run: impl FnOnce() -> T + Send) -> Result<T, TemplateError> {
+    std::thread::scope(|scope| {
+        let builder = std::thread::Builder::new().name("template".to_owned());
+        let thread = builder
+            .stack_size(STACK_BYTES)
+            .spawn_scoped(scope, run)
+            .map_err(TemplateError::Thread)?;
+        let failed = |_| TemplateError::Render("the template engine failed".to_owned());
+        thread.join().map_err(failed)
+    })
 }
 
 /// An error's own words and the line where it arose.
@@ -336,6 +366,10 @@ mod tests {
         let loops =
             "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}";
         assert!(matches!(render(loops), Err(TemplateError::TooManySteps)));
+        assert!(matches!(
+            render("{{ range(1000000000) | list }}"),
+            Err(TemplateError::TooManySteps)
+        ));
         let text = "{% set x = 'x' * 1000000 %}{% for i in range(99) %}{{ x }}{% endfor %}";
         assert!(matches!(render(text), Err(TemplateError::TooMuchText)));
         for source in [
@@ -344,11 +378,135 @@ mod tests {
             "{% set ns = namespace(x=[]) %}{% for i in range(50) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x | tojson }}",
             "{% set ns = namespace(x=[]) %}{% for i in range(50) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
             "{% set ns = namespace(x=[]) %}{% for i in range(900) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x | tojson }}",
-            "{{ range(1000000000) | list }}",
             "{% include 'chat' %}",
         ] {
             assert!(render(source).is_err(), "{source}");
         }
+    }
+
+    /// Ways to make a value deeper, larger or endless, in a loop that ends long after any stack would.
+    #[test]
+    fn a_value_put_into_itself_is_an_error_however_it_is_done() {
+        let steps = [
+            "[ns.x]",
+            "(ns.x,)",
+            "{'a': ns.x}",
+            "dict(a=ns.x)",
+            "[[ns.x], 1]|list",
+            "[ns.x, ns.x]",
+            "[ns.x] + [ns.x]",
+            "ns.x|batch(1)",
+            "[ns.x]|zip",
+            "[ns.x]|map('list')",
+            "{'a': ns.x}.items()",
+            "ns",
+            "[ns]",
+            "namespace(x=ns)",
+            "namespace(x=ns.x)",
+            "m",
+            "loop",
+        ];
+        for step in steps {
+            for print in
+                ["{{ ns.x }}", "{% set y %}{{ ns.x }}{% endset %}", "{{ (ns.x ~ '')|length }}", ""]
+            {
+                let source = format!(
+                    "{{% macro m() %}}{{% endmacro %}}{{% set ns = namespace(x=[1]) %}}\
+                     {{% for i in range(99999) %}}{{% set ns.x = {step} %}}{{% endfor %}}{print}"
+                );
+                let error = render(&source).unwrap_err().to_string();
+                let bounds = ["more than 160 deep", "may not be put into another value"];
+                assert!(bounds.iter().any(|bound| error.contains(bound)), "{source}: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn promises_of_items_do_not_nest() {
+        for step in [
+            "ns.x[:]",
+            "ns.x|reverse",
+            "ns.x + []",
+            "ns.x|map('string')",
+            "ns.x|chain([])",
+            "ns.x|list",
+        ] {
+            let source = format!(
+                "{{% set ns = namespace(x=['a']) %}}{{% for i in range(20000) %}}{{% set ns.x = {step} %}}{{% endfor %}}{{{{ ns.x }}}}"
+            );
+            assert_eq!(render(&source).unwrap(), "['a']", "{source}");
+        }
+    }
+
+    #[test]
+    fn long_tags_and_chains_of_tags_are_refused() {
+        for source in [
+            format!("{{{{ a{} }}}}", ".b".repeat(100_000)),
+            format!("{{{{ a{} }}}}", "|e".repeat(100_000)),
+            format!("{{{{ a{} }}}}", "+a".repeat(100_000)),
+            format!("{{% if a %}}{}{{% endif %}}", "{%elif a%}".repeat(50_000)),
+        ] {
+            assert!(matches!(render(&source), Err(TemplateError::Parse(_))));
+        }
+        let deepest = format!(
+            "{{% if a %}}{}{{{{ ''{} }}}}{{% endif %}}",
+            "{%elif not a%}".repeat(999),
+            "+''".repeat(990)
+        );
+        assert_eq!(render(&deepest).unwrap(), "");
+    }
+
+    #[test]
+    fn ranges_are_those_of_python() {
+        check("{{ range(3) }}{{ range(-3) }}{{ range(1, 3) }}", "[0, 1, 2][][1, 2]");
+        check("{{ range(0, 5, 2) }}{{ range(0, 6, 2) }}{{ range(5, 0) }}", "[0, 2, 4][0, 2, 4][]");
+        check(
+            "{{ range(5, 0, -2) }}{{ range(4, 0, -2) }}{{ range(0, 5, -1) }}",
+            "[5, 3, 1][4, 2][]",
+        );
+        let ends = "9223372036854775807, -9223372036854775807";
+        check(
+            &format!("{{{{ range({ends}, -9223372036854775807) }}}}"),
+            "[9223372036854775807, 0]",
+        );
+        assert!(matches!(
+            render(&format!("{{{{ range({ends}, -1) }}}}")),
+            Err(TemplateError::TooManySteps)
+        ));
+        assert!(matches!(render("{{ range(1, 2, 0) }}"), Err(TemplateError::Render(_))));
+    }
+
+    #[test]
+    fn ordinary_values_pass_the_checks() {
+        check(
+            "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+            "1",
+        );
+        check(
+            "{% for g in [{'a': 1}, {'a': 2}]|groupby('a') %}{{ g.grouper }}{{ g.list }}{% endfor %}",
+            "1[{'a': 1}]2[{'a': 2}]",
+        );
+        check(
+            "{% macro m(ns, x) %}{% set ns.y = x[1:] %}{{ ns.y }}{% endmacro %}{% set ns = namespace() %}{{ m(ns, [1, 2]) }}",
+            "[2]",
+        );
+        check(
+            "{% for k, v in {'a': [1]}.items() %}{{ k }}{{ v }}{{ loop.index }}{% endfor %}",
+            "a[1]1",
+        );
+        check(
+            "{{ messages[::-1]|map(attribute='role')|list }}{{ (1, 2) + (3,) }}",
+            "['user'](1, 2, 3)",
+        );
+        check(
+            "{% for x in [[1, [2]]] recursive %}{% if x is iterable %}({{ loop(x) }}){% else %}{{ x }}{% endif %}{% endfor %}",
+            "(1(2))",
+        );
+        check(
+            "{% macro m() %}{{ caller(3) }}{% endmacro %}{% call(x) m() %}{{ x }}{% endcall %}",
+            "3",
+        );
+        check("{% block b %}{{ [1, 2][0] if true else [] }}{% endblock %}{{ self.b() }}", "11");
     }
 
     #[test]

@@ -88,7 +88,8 @@ fn logits(path: &Path, tokens: &[u32], options: EngineOptions) -> Vec<f32> {
     let mut engine = engine(path, options);
     let mut sequence = Sequence::open(&mut engine.network).unwrap();
     let mut all = Vec::new();
-    let run = LogitsRun { tokens, pass_rows: engine.plan.pass_rows as usize };
+    let run =
+        LogitsRun { tokens, pass_rows: engine.plan.pass_rows as usize, progress: &|_, _| true };
     run.run(&mut engine.network, &mut sequence, &mut |logits| all.extend_from_slice(logits))
         .unwrap();
     all
@@ -294,7 +295,7 @@ fn for_every_read(name: &str, kind: FaultKind) {
         let outcome = Engine::load(OpenModel::open(&path).unwrap(), options, &mut |_| {});
         if let Ok(mut engine) = outcome {
             let mut sequence = Sequence::open(&mut engine.network).unwrap();
-            let run = LogitsRun { tokens: &tokens, pass_rows: 64 };
+            let run = LogitsRun { tokens: &tokens, pass_rows: 64, progress: &|_, _| true };
             for _ in 0..3 {
                 // An attempt after the fault meets none: it shows that no slot was lost.
                 let before = faults.fired();
@@ -324,7 +325,7 @@ fn a_damaged_router_or_head_is_an_error_and_not_a_token() {
     for (file, words) in [("router_nan.gguf", "router"), ("output_inf.gguf", "logits")] {
         let mut engine = engine(&data("fixtures/bad/gguf").join(file), options());
         let mut sequence = Sequence::open(&mut engine.network).unwrap();
-        let run = LogitsRun { tokens: &[1, 2, 3], pass_rows: 64 };
+        let run = LogitsRun { tokens: &[1, 2, 3], pass_rows: 64, progress: &|_, _| true };
         let error = run.run(&mut engine.network, &mut sequence, &mut |_| {}).unwrap_err();
         assert!(error.to_string().contains(words), "{file}: {error}");
     }

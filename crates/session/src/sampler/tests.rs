@@ -156,7 +156,10 @@ fn logits_that_are_not_finite_are_an_error() {
 #[test]
 fn senseless_settings_are_named() {
     for (config, flag) in [
-        (SamplerConfig { temperature: -1.0, ..plain() }, "--temperature -1: needed 0 or more"),
+        (
+            SamplerConfig { temperature: -1.0, ..plain() },
+            "--temperature -1: needed a finite number, 0 or more",
+        ),
         (SamplerConfig { temperature: f32::NAN, ..plain() }, "--temperature NaN"),
         (SamplerConfig { temperature: f32::INFINITY, ..plain() }, "--temperature inf"),
         (SamplerConfig { top_p: 0.0, ..plain() }, "--top-p 0"),

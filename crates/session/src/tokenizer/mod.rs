@@ -172,6 +172,11 @@ impl Tokenizer {
         self.encoder.as_ref().map_or(0, |encoder| encoder.tokens.len())
     }
 
+    /// Bytes of the longest token; 0 if there is no vocabulary that works.
+    pub fn longest_token(&self) -> usize {
+        self.encoder.as_ref().map_or(0, |encoder| encoder.tokens.longest())
+    }
+
     /// Ids of a text.
     ///
     /// # Errors

@@ -47,6 +47,12 @@ impl TokenBytes {
         self.ends.len()
     }
 
+    /// Bytes of the longest.
+    pub(super) fn longest(&self) -> usize {
+        let starts = std::iter::once(&0).chain(&self.ends);
+        starts.zip(&self.ends).map(|(start, end)| (end - start) as usize).max().unwrap_or(0)
+    }
+
     /// The bytes that a token stands for.
     pub(super) fn get(&self, id: u32) -> Option<&[u8]> {
         let end = *self.ends.get(id as usize)? as usize;
@@ -121,7 +127,7 @@ mod tests {
         });
         let all: Vec<_> = (0..7).filter_map(|id| bytes.get(id)).collect();
         let expected = [" a", "", "é", "<Ġ>", "中", ""].map(str::as_bytes);
-        assert_eq!((all, bytes.len()), (expected.to_vec(), 6));
+        assert_eq!((all, bytes.len(), bytes.longest()), (expected.to_vec(), 6, 4));
     }
 
     #[test]

@@ -378,6 +378,7 @@ fn a_selection_that_names_an_expert_twice_is_a_bug() {
     let _tx = pool(1, 8, 4, PolicyKind::Clock).begin(LayerIndex(0), &experts(&[3, 3]), Epoch(0));
 }
 
+#[cfg(debug_assertions)]
 #[test]
 #[should_panic(expected = "neither finished nor aborted")]
 fn a_forgotten_transaction_is_a_bug() {
