@@ -4,9 +4,9 @@
 use std::ptr::NonNull;
 
 use compute::backend::{
-    Activations, Backend, BufferId, ConvState, DeltaParams, Gate, HeadOrder, Heads, KvType,
-    MatrixShape, Op, RecurrentShape, Role, RouterShape, Row, SequenceId, SequenceShape, SlotClass,
-    WeightId,
+    Activations, Backend, BufferId, ConvState, DeltaParams, Gate, HeadOrder, Heads, IndexShape,
+    KvType, MatrixShape, Op, RecurrentShape, Role, RopeSpec, RouterShape, Row, Selector,
+    SequenceId, SequenceShape, SlotClass, WeightId,
 };
 use divan::Bencher;
 use divan::counter::{BytesCount, ItemsCount};
@@ -199,6 +199,47 @@ fn attend<const POSITION: usize>(bencher: Bencher<'_, '_>, load: Load) {
         bed.begin(POSITION, Role::Prompt);
         bed.backend.record(Op::KvAppend { layer: 0, k, v });
         bed.backend.record(Op::Attend { layer: 0, q, heads, gated: false, out });
+        bed.finish();
+    });
+}
+
+/// As in Qwen3.8-Flash-Next, after so many positions.
+#[divan::bench(args = loads(&[1, 16]), consts = [4_096, 131_072])]
+fn attend_selected<const POSITION: usize>(bencher: Bencher<'_, '_>, load: Load) {
+    let mut bed = Bed::new(load);
+    bed.backend.close_sequence(bed.sequence);
+    let index = IndexShape { layers: 1, dim: 128, ratio: 4 };
+    let shape = SequenceShape {
+        context_tokens: POSITION + load.rows,
+        kv_layers: 1,
+        kv_heads: 2,
+        head_dim: 256,
+        recurrent: None,
+        extra_conv: None,
+        index: Some(index),
+    };
+    bed.sequence = bed.backend.open_sequence(shape).expect("memory");
+    let heads = Heads { count: 24, dim: 256, stride: 512 };
+    let index_heads = Heads { count: 4, dim: index.dim, stride: index.dim };
+    let (q, out) = (bed.buffer(24 * 512), bed.buffer(24 * 256));
+    let (k, v) = (bed.buffer(512), bed.buffer(512));
+    let (index_q, index_k) = (bed.buffer(512), bed.buffer(128));
+    let k_norm = bed.weight(BlockType::F32, 1, index.dim);
+    let rope = bed.backend.alloc_rope(RopeSpec { rotary_dim: 64, theta: 1e7, yarn: None });
+    let append = |bed: &mut Bed, position: usize| {
+        bed.begin(position, Role::Prompt);
+        bed.backend.record(Op::KvAppend { layer: 0, k, v });
+        bed.backend.record(Op::IndexAppend { layer: 0, k: index_k, k_norm, eps: 1e-6, rope });
+    };
+    for position in (0..POSITION).step_by(load.rows) {
+        append(&mut bed, position);
+        bed.finish();
+    }
+    let selector = Selector { layer: 0, q: index_q, heads: index_heads, blocks: 512 };
+    bencher.counter(ItemsCount::new(load.rows * POSITION / index.ratio)).bench_local(|| {
+        append(&mut bed, POSITION);
+        let (layer, gated) = (0, true);
+        bed.backend.record(Op::AttendSelected { layer, q, heads, gated, selector, out });
         bed.finish();
     });
 }

@@ -3,6 +3,9 @@
 //! Each check runs one operation with the same inputs through the reference backend and through another, with both
 //! kinds of activations and both kinds of KV cache, and compares every output bit.
 
+mod selected;
+mod streams;
+
 use std::ops::Range;
 
 use quant::BlockType;
@@ -98,6 +101,12 @@ fn checks() -> Vec<(String, Check)> {
     for (role, gate) in [(Role::Prompt, Gate::Silu), (Role::Generated, Gate::Sigmoid)] {
         let name = format!("convolution and delta rule, {role:?} rows, {gate:?} gate");
         checks.push((name, Box::new(move |backend| delta_net(backend, role, gate))));
+    }
+    checks.push(("streams".to_owned(), Box::new(streams::streams)));
+    checks.push(("dilated convolution".to_owned(), Box::new(streams::dilated_conv)));
+    for n_rows in [1, 40] {
+        let name = format!("selected attention, passes of {n_rows} rows");
+        checks.push((name, Box::new(move |backend| selected::attention(backend, n_rows))));
     }
     checks
 }
@@ -198,6 +207,12 @@ impl Bench<'_> {
         let buffer = self.backend.alloc_buffer(rows, width)?;
         self.backend.record(Op::Embed { table, out: buffer });
         Ok(buffer)
+    }
+
+    /// Writes noise from the host.
+    fn upload(&mut self, buffer: BufferId, rows: usize, width: usize) {
+        self.seed += 1;
+        self.backend.upload(buffer, 0, &noise(rows * width, self.seed));
     }
 
     fn read(&mut self, buffer: BufferId, rows: usize, width: usize) -> Vec<f32> {
@@ -353,7 +368,9 @@ fn experts(backend: &mut dyn Backend, block_type: BlockType) -> Outcome {
     bench.backend.record(Op::SiluMul { gate: x, up: y, out: x });
     let shared = Some(SharedOutput { y, gate_logit });
     bench.backend.record(Op::Combine { router, shared, to, set: false });
+    bench.backend.record(Op::Combine { router, shared: None, to: y, set: true });
     let mut out = bench.read(to, rows, hidden);
+    out.extend(bench.read(y, rows, hidden));
     out.extend(
         bench
             .backend

@@ -8,6 +8,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use compute::backend::{Activations, Backend, KvType, Role, Row};
+use support::selected::{self, Bed};
 use support::{Model, N_EXPERTS, N_LAYERS, rows};
 
 struct Counting;
@@ -51,6 +52,9 @@ fn decoding_allocates_nothing_after_the_first_tokens() {
                     let count = allocations_of_decoding(&mut model);
                     assert_eq!(count, 0, "{name}, {options:?}, {n_slots} slots");
                 }
+                let options = compute::Options { threads, activations, kv: KvType::F16 };
+                let count = allocations_of_selecting(&mut Bed::new(make(options)));
+                assert_eq!(count, 0, "{name}, {options:?}, selected attention");
             }
         }
     }
@@ -73,5 +77,25 @@ fn allocations_of_decoding(model: &mut Model) -> usize {
     decode(&tokens[..32]);
     let before = ALLOCATIONS.load(Ordering::Relaxed);
     decode(&tokens[32..]);
+    ALLOCATIONS.load(Ordering::Relaxed) - before
+}
+
+/// From where everything is seen to where most is not.
+fn allocations_of_selecting(bed: &mut Bed) -> usize {
+    let sequence = bed.open();
+    let tokens: Vec<_> = (0..100)
+        .map(|p| selected::rows(sequence, p..p + 1, Role::Generated, 1))
+        .map(|rows| (selected::inputs(&rows), rows))
+        .collect();
+    let mut out = [0.0; selected::OUT];
+    let mut decode = |tokens: &[([Vec<f32>; 6], Vec<Row>)]| {
+        for (inputs, rows) in tokens {
+            bed.forward(rows, inputs);
+            bed.backend.read_back(bed.attended, 0, &mut out);
+        }
+    };
+    decode(&tokens[..8]);
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    decode(&tokens[8..]);
     ALLOCATIONS.load(Ordering::Relaxed) - before
 }

@@ -288,3 +288,227 @@ fn the_first_bad_logit_is_named_for_every_number_of_threads() {
         assert_eq!(found, Err(BadLogit { row: 1_234, expert: 60, value: f32::INFINITY }));
     }
 }
+
+#[test]
+fn streams_are_the_same_for_every_number_of_threads() {
+    let mut random = Random(10);
+    for (n_rows, streams, hidden) in [(1, 4, 2_560), (3, 2, 77), (19, 4, 1_030)] {
+        let wide = streams * hidden;
+        let (k, q) = (random.floats(n_rows * wide), random.floats(n_rows * wide));
+        let (y, logits) = (random.floats(n_rows * hidden), random.floats(n_rows * streams));
+        let weight = random.floats(wide);
+        let each = |what: &str, kernel: &mut dyn FnMut(&mut dyn Kernels) -> Vec<f32>| {
+            let what = format!("{what}, {n_rows} rows of {streams} streams of {hidden}");
+            check(&what, Activations::Q8, kernel);
+        };
+        each("norm of groups", &mut |kernels| {
+            let mut out = vec![f32::NAN; n_rows * wide];
+            kernels.group_norm(&k, &weight, GroupNorm { groups: streams, eps: 1e-6 }, &mut out);
+            out
+        });
+        each("scaled silu", &mut |kernels| {
+            let mut x = k.clone();
+            kernels.scaled_silu(&mut x, 0.25);
+            x
+        });
+        each("mix", &mut |kernels| {
+            let mut out = vec![f32::NAN; n_rows * hidden];
+            kernels.stream_mix(&k, &q, hidden, &mut out);
+            out
+        });
+        each("inject", &mut |kernels| {
+            let mut to = k.clone();
+            kernels.inject(&logits, &y, hidden, &mut to);
+            to
+        });
+        each("gated value", &mut |kernels| {
+            let mut out = vec![f32::NAN; n_rows * wide];
+            let (k, q, v) = (&k[..], &q[..], &y[..]);
+            kernels.gated_value(GatedValue { k, q, v, hidden, out: &mut out });
+            out
+        });
+    }
+}
+
+fn halves(values: &[f32]) -> Vec<u16> {
+    values.iter().map(|v| quant::f32_to_f16(*v)).collect()
+}
+
+/// Selected attention over a cache of 1,600 positions.
+struct Selection {
+    heads: Heads,
+    kv_heads: usize,
+    index_heads: Heads,
+    ratio: usize,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    index_keys: Vec<f32>,
+    random: Random,
+}
+
+impl Selection {
+    const POSITIONS: usize = 1_600;
+
+    fn new(heads: Heads, kv_heads: usize, index_heads: Heads, ratio: usize) -> Self {
+        let mut random = Random(11);
+        let mut rows = |n: usize, width: usize| random.floats(n * width);
+        let width = kv_heads * heads.dim;
+        let (keys, values) = (rows(Self::POSITIONS, width), rows(Self::POSITIONS, width));
+        let index_keys = rows(Self::POSITIONS / ratio, index_heads.dim);
+        Self { heads, kv_heads, index_heads, ratio, keys, values, index_keys, random }
+    }
+
+    /// Every variant against the definition, at these rows, and whether it is attention to everything.
+    fn check(&mut self, first_position: usize, n_rows: usize, blocks: usize) -> bool {
+        let (q_width, out_width) =
+            (self.heads.count * self.heads.stride, self.heads.count * self.heads.dim);
+        let index_width = self.index_heads.count * self.index_heads.stride;
+        // Small, so that every position that is seen has a weight.
+        let q: Vec<f32> = self.random.floats(n_rows * q_width).iter().map(|q| q / 512.0).collect();
+        let index_q = self.random.floats(n_rows * index_width);
+        let Self { heads, kv_heads, index_heads, ratio, keys, values, index_keys, .. } = self;
+        let (heads, kv_heads, index_heads, ratio) = (*heads, *kv_heads, *index_heads, *ratio);
+        let half = [halves(keys), halves(values), halves(index_keys)];
+        let caches = [
+            [KvRows::F32(keys), KvRows::F32(values), KvRows::F32(index_keys)],
+            [KvRows::F16(&half[0]), KvRows::F16(&half[1]), KvRows::F16(&half[2])],
+        ];
+        let mut dense = true;
+        for [keys, values, index_keys] in caches {
+            let run = |kernels: &mut dyn Kernels, selected: bool| {
+                let mut out = vec![f32::NAN; n_rows * out_width];
+                let attend = Attend {
+                    q: &q,
+                    q_width,
+                    heads,
+                    gated: true,
+                    kv_heads,
+                    keys,
+                    values,
+                    first_position,
+                    out: &mut out,
+                };
+                if selected {
+                    kernels.attend_selected(AttendSelected {
+                        attend,
+                        index_q: &index_q,
+                        index_width,
+                        index_heads,
+                        index_keys,
+                        ratio,
+                        blocks,
+                    });
+                } else {
+                    kernels.attend(attend);
+                }
+                out
+            };
+            let what = format!("{blocks} blocks of {ratio}, {n_rows} rows from {first_position}");
+            check(&what, Activations::Q8, |kernels| run(kernels, true));
+            let mut reference = ReferenceKernels::new(Activations::Q8);
+            dense &= bits(&run(&mut reference, true)) == bits(&run(&mut reference, false));
+        }
+        dense
+    }
+}
+
+#[test]
+fn selected_attention_is_the_same_for_every_number_of_threads() {
+    let shapes = [
+        (Heads { count: 8, dim: 64, stride: 128 }, 2, Heads { count: 4, dim: 32, stride: 32 }, 4),
+        (Heads { count: 3, dim: 40, stride: 80 }, 3, Heads { count: 3, dim: 24, stride: 30 }, 3),
+        (Heads { count: 4, dim: 16, stride: 32 }, 1, Heads { count: 8, dim: 48, stride: 50 }, 24),
+    ];
+    for (heads, kv_heads, index_heads, ratio) in shapes {
+        let mut selection = Selection::new(heads, kv_heads, index_heads, ratio);
+        for (first_position, n_rows, blocks) in
+            [(0, 5, 1), (6 * ratio - 3, 37, 5), (1_599, 1, 17), (1_550, 19, 40), (700, 1, 1)]
+        {
+            let dense = selection.check(first_position, n_rows, blocks);
+            let last = first_position + n_rows;
+            assert_eq!(dense, last / ratio <= blocks, "{last} positions, {blocks} blocks");
+        }
+        // One block fewer than the last row has, then as many.
+        assert!(!selection.check(300, 30, 330 / ratio - 1));
+        assert!(selection.check(300, 30, 330 / ratio));
+    }
+}
+
+#[test]
+fn equal_scores_are_decided_alike_by_every_variant() {
+    // All keys alike: the lowest blocks are chosen, whatever the variant.
+    let (dim, ratio, blocks, n) = (16, 4, 300, 1_400);
+    let mut random = Random(12);
+    let (keys, values) = (random.floats(n * dim), random.floats(n * dim));
+    let index_keys = vec![0.5; n / ratio * dim];
+    let q: Vec<f32> = random.floats(dim).iter().map(|q| q / 512.0).collect();
+    let index_q = vec![1.0; 4 * dim];
+    let heads = Heads { count: 1, dim, stride: dim };
+    let run = |kernels: &mut dyn Kernels, positions: &[usize]| {
+        let part = |x: &[f32]| -> Vec<f32> {
+            positions.iter().flat_map(|p| x[p * dim..(p + 1) * dim].to_vec()).collect()
+        };
+        let (keys, values) = (part(&keys), part(&values));
+        let mut out = vec![f32::NAN; dim];
+        let whole = positions.len() == n;
+        let attend = Attend {
+            q: &q,
+            q_width: dim,
+            heads,
+            gated: false,
+            kv_heads: 1,
+            keys: KvRows::F32(&keys),
+            values: KvRows::F32(&values),
+            first_position: positions.len() - 1,
+            out: &mut out,
+        };
+        if whole {
+            kernels.attend_selected(AttendSelected {
+                attend,
+                index_q: &index_q,
+                index_width: 4 * dim,
+                index_heads: Heads { count: 4, ..heads },
+                index_keys: KvRows::F32(&index_keys),
+                ratio,
+                blocks,
+            });
+        } else {
+            kernels.attend(attend);
+        }
+        out
+    };
+    let lowest: Vec<usize> = (0..blocks * ratio).collect();
+    let expected = run(&mut ReferenceKernels::new(Activations::Q8), &lowest);
+    let everything: Vec<usize> = (0..n).collect();
+    check("ties", Activations::Q8, |kernels| {
+        let found = run(kernels, &everything);
+        assert_eq!(bits(&found), bits(&expected));
+        found
+    });
+}
+
+#[test]
+fn keys_of_blocks_are_the_same_for_every_number_of_threads() {
+    let mut random = Random(13);
+    for (dim, ratio, n_blocks) in [(128, 4, 1), (128, 4, 70), (40, 3, 300)] {
+        let raw = random.floats((n_blocks + 2) * ratio * dim);
+        let (weight, angles) = (random.floats(dim), random.floats(n_blocks * 24));
+        let half = halves(&raw);
+        for raw in [KvRows::F32(&raw), KvRows::F16(&half)] {
+            check(&format!("{n_blocks} keys of {dim}"), Activations::Q8, |kernels| {
+                let mut out = vec![f32::NAN; n_blocks * dim];
+                kernels.pool_keys(PoolKeys {
+                    raw,
+                    first_block: 2,
+                    ratio,
+                    weight: &weight,
+                    eps: 1e-6,
+                    angles: &angles,
+                    rotary_dim: 24,
+                    out: &mut out,
+                });
+                out
+            });
+        }
+    }
+}

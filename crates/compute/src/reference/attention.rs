@@ -45,15 +45,19 @@ impl Seen<'_> {
                 n
             }
             Self::Blocks { blocks, ratio, n } => {
+                let (mut block, mut token) = (before / ratio, before % ratio);
                 let mut found = 0;
                 while before + found < n {
-                    let (block, token) = ((before + found) / ratio, (before + found) % ratio);
                     let position = blocks[block] as usize * ratio + token;
                     if found > 0 && position / BLOCK != positions[0] / BLOCK {
                         break;
                     }
                     positions[found] = position;
                     found += 1;
+                    token += 1;
+                    if token == ratio {
+                        (block, token) = (block + 1, 0);
+                    }
                 }
                 found
             }

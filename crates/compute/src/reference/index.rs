@@ -75,7 +75,7 @@ pub(crate) fn select(scores: &[f32], order: &mut Vec<f32>, list: &mut [u32]) {
     let mut ties = 1 + better.iter().filter(|score| **score <= least).count();
     let mut places = chosen.iter_mut();
     for (block, score) in scores.iter().enumerate() {
-        let tied = *score <= least && *score >= least;
+        let tied = *score == least;
         if *score > least || tied && ties > 0 {
             ties -= usize::from(tied);
             *places.next().expect("as many scores are chosen as there are places") = block as u32;

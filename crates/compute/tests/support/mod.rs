@@ -3,6 +3,8 @@
 #![allow(unsafe_code, reason = "writes the memory that a backend gives out")]
 #![allow(dead_code, reason = "each test program uses a part")]
 
+pub(crate) mod selected;
+
 use std::ops::Range;
 use std::ptr::NonNull;
 
@@ -69,7 +71,7 @@ impl Random {
         (self.next() % n as u64) as usize
     }
 
-    fn float(&mut self) -> f32 {
+    pub(crate) fn float(&mut self) -> f32 {
         (self.next() >> 40) as f32 / 8_388_608.0 - 1.0
     }
 

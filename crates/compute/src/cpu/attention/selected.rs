@@ -13,6 +13,8 @@ use crate::reference::index::{self, IndexQueries};
 
 #[cfg(target_arch = "x86_64")]
 use super::{Queries, TILE, avx2};
+#[cfg(target_arch = "x86_64")]
+use crate::backend::Heads;
 use crate::cpu::isa::Isa;
 use crate::cpu::q8_rows::grow;
 use crate::cpu::rows::for_each_row;
@@ -122,20 +124,18 @@ fn score_blocks(
     first: usize,
     scores: &mut [f32],
 ) {
-    match isa {
-        // SAFETY: `Isa::Avx2` is made only after AVX2, FMA and F16C were detected on this CPU.
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2(_)
-            if queries.heads.dim.is_multiple_of(quant::lanes::LANES)
-                && queries.heads.count.is_multiple_of(TILE) =>
-        unsafe {
-            let (stride, dim) = (queries.heads.stride, queries.heads.dim);
+    #[cfg(target_arch = "x86_64")]
+    if let Isa::Avx2(_) = isa {
+        let Heads { count, dim, stride } = queries.heads;
+        if dim.is_multiple_of(quant::lanes::LANES) && count.is_multiple_of(TILE) {
             let tile = |h: usize| Queries { q: &queries.q[h * stride..], stride, dim };
-            let tiles = (0..queries.heads.count).step_by(TILE).map(tile);
-            avx2::index_scores(tiles, keys, first, scores);
-        },
-        _ => instances::index_scores(isa, queries, keys, first, scores),
+            let tiles = (0..count).step_by(TILE).map(tile);
+            // SAFETY: `Isa::Avx2` is made only after AVX2, FMA and F16C were detected on this CPU.
+            unsafe { avx2::index_scores(tiles, keys, first, scores) };
+            return;
+        }
     }
+    instances::index_scores(isa, queries, keys, first, scores);
 }
 
 /// See [`PoolKeys`].
