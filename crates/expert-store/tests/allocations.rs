@@ -108,7 +108,8 @@ fn a_warm_store_reads_without_allocating() {
     let folder = tempfile::tempdir().expect("a folder for the test");
     let path = folder.path().join("weights");
     std::fs::write(&path, vec![7; 200_000]).expect("a file for the test");
-    let store = Store::open(&[path.clone()], StoreOptions::default()).expect("a regular file");
+    let store =
+        Store::open(std::slice::from_ref(&path), StoreOptions::default()).expect("a regular file");
     let mut slots: Vec<Slot> = (0..12).map(|_| Slot([0; 16_384])).collect();
     two_layers(&store, &mut slots);
     assert_eq!(fewest(|_| two_layers(&store, &mut slots)), Some(0));

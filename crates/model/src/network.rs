@@ -362,12 +362,10 @@ impl Network {
             routes: self.routes.as_mut(),
         };
         let (table, h, x) = (self.weights.embed, self.buffers.h, self.buffers.x);
-        match self.geometry.streams {
-            None => pass.backend.record(Op::Embed { table, out: h }),
-            Some(_) => {
-                pass.backend.record(Op::Embed { table, out: x });
-                pass.backend.record(Op::Repeat { x, out: h });
-            }
+        let out = if self.geometry.streams.is_some() { x } else { h };
+        pass.backend.record(Op::Embed { table, out });
+        if out != h {
+            pass.backend.record(Op::Repeat { x, out: h });
         }
         let (mut kv, mut recurrent) = (0, 0);
         for (layer, (kind, weights)) in
