@@ -13,7 +13,7 @@ mod cache;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use checkpoint::{NgramTable, Pieces};
+use checkpoint::{NgramTable, Piece, Pieces};
 use units::ExpertKey;
 
 use self::cache::RowCache;
@@ -304,10 +304,10 @@ fn next_request(table: &NgramTable, rows: &[u64]) -> (Pieces, usize) {
             break;
         }
         let place = (taken * table.row_bytes()) as u64;
-        run.iter().for_each(|piece| {
-            pieces.push(checkpoint::Piece { place: place + piece.place, ..*piece });
-        });
-        taken += n as usize;
+        for piece in run.iter() {
+            pieces.push(Piece { place: place + piece.place, ..*piece });
+        }
+        taken += n;
     }
     (pieces, taken)
 }

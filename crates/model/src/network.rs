@@ -362,10 +362,9 @@ impl Network {
             routes: self.routes.as_mut(),
         };
         let (table, h, x) = (self.weights.embed, self.buffers.h, self.buffers.x);
-        if self.geometry.streams.is_none() {
-            pass.backend.record(Op::Embed { table, out: h });
-        } else {
-            pass.backend.record(Op::Embed { table, out: x });
+        let out = if self.geometry.streams.is_some() { x } else { h };
+        pass.backend.record(Op::Embed { table, out });
+        if out != h {
             pass.backend.record(Op::Repeat { x, out: h });
         }
         let (mut kv, mut recurrent) = (0, 0);

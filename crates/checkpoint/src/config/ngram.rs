@@ -11,6 +11,8 @@ use crate::metadata::{MetaArray, MetaValue};
 
 /// What multipliers are derived from when nothing else was chosen.
 const USUAL_SEED: u64 = 1234;
+/// Largest number that is the same with and without a sign.
+const MOST: u64 = i64::MAX as u64;
 /// Of splitmix64: 2^64 over the golden ratio.
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
@@ -151,7 +153,7 @@ fn numbers(keys: &Keys<'_>, key: &str, len: usize) -> Result<Vec<u64>, Checkpoin
     if numbers.len() != len {
         return Err(keys.error(key, format!("an array of {} values", numbers.len()), needed()));
     }
-    match numbers.iter().find(|number| **number > i64::MAX as u64) {
+    match numbers.iter().find(|number| **number > MOST) {
         Some(number) => Err(keys.error(key, (*number).cast_signed().to_string(), needed())),
         None => Ok(numbers),
     }
@@ -160,7 +162,7 @@ fn numbers(keys: &Keys<'_>, key: &str, len: usize) -> Result<Vec<u64>, Checkpoin
 /// Refuses constants of another kind than the derivation gives, which then mean something else.
 fn check(keys: &Keys<'_>, shape: &NgramShape, vocab: u32) -> Result<(), CheckpointError> {
     // Odd, so that nothing of a token is lost, and products below 2^63, so that signs do not matter.
-    let most = i64::MAX as u64 / u64::from(vocab.max(1));
+    let most = MOST / u64::from(vocab.max(1));
     let fits = |multiplier: &&u64| !multiplier.is_multiple_of(2) && **multiplier <= most;
     if let Some(found) = shape.multipliers.iter().find(|multiplier| !fits(multiplier)) {
         let needed = format!("odd numbers up to {most}");
@@ -173,7 +175,7 @@ fn check(keys: &Keys<'_>, shape: &NgramShape, vocab: u32) -> Result<(), Checkpoi
             return Err(keys.error("ple.head_offsets", offset.to_string(), needed));
         }
         end = match end.checked_add(*size) {
-            Some(end) if *size > 0 && end <= i64::MAX.cast_unsigned() => end,
+            Some(end) if *size > 0 && end <= MOST => end,
             _ => {
                 let needed = "rows of one head's table, a prime".to_owned();
                 return Err(keys.error("ple.head_vocab_sizes", size.to_string(), needed));
@@ -208,7 +210,7 @@ fn warn(keys: &Keys<'_>, shape: &NgramShape, vocab: u32, warnings: &mut Vec<Stri
 
 /// The factors of the first n-gram layer.
 fn multipliers(seed: u64, vocab: u32, n: usize) -> Vec<u64> {
-    let half = (i64::MAX as u64 / u64::from(vocab.max(1)) / 2).max(1);
+    let half = (MOST / u64::from(vocab.max(1)) / 2).max(1);
     let multiplier =
         |i: u64| 2 * (splitmix64(seed.wrapping_add(GOLDEN.wrapping_mul(i))) % half) + 1;
     (1..=n as u64).map(multiplier).collect()
@@ -222,13 +224,10 @@ const fn splitmix64(state: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Below 2^63, so that the search ends: there is a prime between any number and its double.
+/// The first prime after a number from 1 to [`MOST`].
 fn next_prime(after: u64) -> u64 {
-    let mut n = after + 1;
-    while !is_prime(n) {
-        n += 1;
-    }
-    n
+    let found = (after + 1..=2 * after).find(|n| is_prime(*n));
+    found.expect("there is a prime between any number and its double")
 }
 
 /// Miller-Rabin with the twelve bases that decide for every number below 2^64.
