@@ -17,8 +17,8 @@ use crate::source::Source;
 /// Bytes read at a time.
 const WINDOW: usize = 1 << 15;
 
-/// What a value costs: itself, twice while a list grows, and the allocation's own bookkeeping.
-const VALUE_OVERHEAD: u64 = 2 * size_of::<Json>() as u64 + 32;
+/// What a value costs: itself with the room that a list of one has, and the allocation's own bookkeeping.
+const VALUE_OVERHEAD: u64 = 4 * size_of::<Json>() as u64 + 32;
 /// What a pair costs beside the bytes of its key: its share of a tree node, half empty at worst.
 const PAIR_OVERHEAD: u64 = 256;
 

@@ -140,7 +140,7 @@ fn a_large_tokenizer() {
 /// Texts that hold as much as they can of what is kept, or of what is looked at once.
 fn tokenizers_made_to_take_memory() {
     let list = |start: &str, item: &str, bytes: usize| {
-        let items = vec![item; bytes / item.len()].join(",");
+        let items = vec![item; bytes / (item.len() + 1)].join(",");
         format!(r#"{{"{start}":[{items}]}}"#)
     };
     let numbered =

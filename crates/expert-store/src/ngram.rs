@@ -307,7 +307,7 @@ fn next_request(table: &NgramTable, rows: &[u64]) -> (Pieces, usize) {
         for piece in run.iter() {
             pieces.push(Piece { place: place + piece.place, ..*piece });
         }
-        taken += n;
+        taken += n as usize;
     }
     (pieces, taken)
 }

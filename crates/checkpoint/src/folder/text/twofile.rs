@@ -45,12 +45,11 @@ fn lines(
     let (mut line, mut number, mut at) = (Vec::new(), 0, 0);
     let mut end = |line: &mut Vec<u8>| {
         number += 1;
-        let result = match std::str::from_utf8(line) {
-            Ok(text) => each(number, text.trim_ascii()),
-            Err(_) => {
-                let found = "bytes that are not UTF-8".to_owned();
-                Err(config_error(&file.path, &format!("line {number}"), found, "UTF-8 text"))
-            }
+        let result = if let Ok(text) = std::str::from_utf8(line) {
+            each(number, text.trim_ascii())
+        } else {
+            let found = "bytes that are not UTF-8".to_owned();
+            Err(config_error(&file.path, &format!("line {number}"), found, "UTF-8 text"))
         };
         line.clear();
         result
