@@ -32,7 +32,7 @@ enum Seed {
     Folder,
 }
 
-const TARGETS: [Target; 4] = [
+const TARGETS: [Target; 5] = [
     Target {
         name: "gguf",
         features: "",
@@ -50,6 +50,13 @@ const TARGETS: [Target; 4] = [
         features: "",
         kind: Seed::Folder,
         seeds: &["testdata/fixtures/bad/folders", "testdata/fixtures/models"],
+    },
+    Target {
+        // Seeds are GGUF files: the target makes packs of those that it can.
+        name: "pack",
+        features: "",
+        kind: Seed::File("gguf"),
+        seeds: &["testdata/fixtures/bad/gguf", "testdata/fixtures/models"],
     },
     Target {
         name: "tokenizer_template",

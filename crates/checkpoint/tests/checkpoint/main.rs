@@ -9,5 +9,6 @@ mod folder_mutations;
 mod folders;
 mod models;
 mod mutations;
+mod packs;
 mod records;
 mod support;
