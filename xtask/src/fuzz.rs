@@ -32,7 +32,7 @@ enum Seed {
     Folder,
 }
 
-const TARGETS: [Target; 5] = [
+const TARGETS: [Target; 6] = [
     Target {
         name: "gguf",
         features: "",
@@ -56,6 +56,13 @@ const TARGETS: [Target; 5] = [
         features: "session",
         kind: Seed::File("json"),
         seeds: &["fuzz/seeds", "testdata/fixtures/bad/folders/tokenizer_bad"],
+    },
+    Target {
+        // Seeds are GGUF files: the target makes packs of those that it can.
+        name: "pack",
+        features: "",
+        kind: Seed::File("gguf"),
+        seeds: &["testdata/fixtures/bad/gguf", "testdata/fixtures/models"],
     },
     Target {
         name: "tokenizer_template",

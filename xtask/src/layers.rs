@@ -11,7 +11,7 @@ use crate::shell::Outcome;
 use crate::workspace::Workspace;
 
 /// A crate, and what stands directly to the left of it on the data path.
-const LAYERS: [(&str, &[&str]); 12] = [
+const LAYERS: [(&str, &[&str]); 13] = [
     ("units", &[]),
     ("quant", &[]),
     ("slot-pool", &[]),
@@ -22,7 +22,8 @@ const LAYERS: [(&str, &[&str]); 12] = [
     ("model", &["compute", "expert-store", "checkpoint"]),
     ("session", &["model", "memory-plan"]),
     ("hub", &[]),
-    ("cli", &["session", "memory-plan", "hub"]),
+    ("prepare", &["expert-store"]),
+    ("cli", &["session", "memory-plan", "hub", "prepare"]),
     ("xtask", &[]),
 ];
 

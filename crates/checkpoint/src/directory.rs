@@ -43,8 +43,23 @@ pub struct Foreign {
     pub spelling: String,
     /// What its values are turned into.
     pub map: ValueMap,
-    /// Its parts in order; none if it is one run of bytes.
+    /// Its parts in order; none if it is one run of bytes, or lies in records.
     pub parts: Vec<Part>,
+    /// Its place in the records of a pack, if it lies in those.
+    pub stacked: Option<Stacked>,
+}
+
+/// Matrices of experts in records: at equal distances in the tensor's file, the first at the tensor's offset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stacked {
+    /// Rows of an expert.
+    pub rows: u64,
+    /// Byte offset of the record of expert 0, which holds all its matrices.
+    pub record: u64,
+    /// Bytes of a record, without the padding behind it.
+    pub record_bytes: u64,
+    /// Bytes from one record to the next.
+    pub stride: u64,
 }
 
 /// What a loader does to the values of a vector.
@@ -115,15 +130,24 @@ impl TensorInfo {
     pub fn pieces(&self, rows: Range<u64>) -> impl Iterator<Item = Piece> {
         let row_bytes = self.row_bytes();
         let listed = self.foreign.as_ref().map_or(&[][..], |foreign| &foreign.parts);
-        let whole = listed.is_empty().then(|| Part {
-            rows: self.bytes / row_bytes.max(1),
-            place: FilePlace { file: self.file, offset: self.offset },
+        let total = self.bytes / row_bytes.max(1);
+        assert!(rows.end <= total, "rows {rows:?} of {total} of `{}`", self.name);
+        let place = FilePlace { file: self.file, offset: self.offset };
+        let stacked = self.foreign.as_ref().and_then(|foreign| foreign.stacked);
+        let whole = (listed.is_empty() && stacked.is_none()).then_some(Part {
+            rows: total,
+            place,
             scales: None,
         });
-        let parts = listed.iter().copied().chain(whole);
-        let total: u64 = parts.clone().map(|part| part.rows).sum();
-        assert!(rows.end <= total, "rows {rows:?} of {total} of `{}`", self.name);
-        let mut before = 0;
+        // Records before the first row are passed over at once, not one by one.
+        let experts = stacked
+            .map_or(0..0, |stacked| rows.start / stacked.rows..rows.end.div_ceil(stacked.rows));
+        let mut before = stacked.map_or(0, |stacked| experts.start * stacked.rows);
+        let in_records = experts.filter_map(move |expert| {
+            let Stacked { rows, stride, .. } = stacked?;
+            Some(Part { rows, place: place.plus(expert * stride), scales: None })
+        });
+        let parts = listed.iter().copied().chain(whole).chain(in_records);
         let n_in = self.row_len();
         let block_len = self.block_type.block_len() as u64;
         let block_bytes = self.block_type.block_bytes() as u64;

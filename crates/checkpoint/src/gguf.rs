@@ -4,19 +4,18 @@
 //! walks the header, so nothing is allocated because a count in the file says so: every count is first held against
 //! the bytes that follow it, a limit, and the memory that is left for headers.
 //!
-//! `cursor` reads numbers and strings, `values` the key-value pairs, `descriptions` the tensors, `split` finds the
-//! parts of a model; here they are put together.
+//! `values` reads the key-value pairs, `descriptions` the tensors, `split` finds the parts of a model; here they are put
+//! together.
 
-mod cursor;
 mod descriptions;
 mod split;
-mod values;
+pub(crate) mod values;
 
 use std::path::{Path, PathBuf};
 
 use units::FileIndex;
 
-use self::cursor::Cursor;
+use crate::cursor::Cursor;
 use crate::directory::{FileEntry, TensorDirectory, TensorInfo};
 use crate::error::{CheckpointError, printable};
 use crate::limits::{self, Budget};

@@ -12,6 +12,7 @@
 
 mod audit;
 mod config;
+mod cursor;
 mod directory;
 mod error;
 mod finder;
@@ -20,6 +21,7 @@ mod gguf;
 mod json;
 mod limits;
 mod metadata;
+pub mod pack;
 mod pieces;
 mod records;
 mod safetensors;
@@ -32,7 +34,9 @@ pub use config::{
     DeltaNetShape, Family, GateActivation, HeadOrder, HyperShape, IndexerShape, LayerKind,
     ModelConfig, NgramShape, Yarn,
 };
-pub use directory::{FileEntry, Foreign, Part, Scales, TensorDirectory, TensorInfo, ValueMap};
+pub use directory::{
+    FileEntry, Foreign, Part, Scales, Stacked, TensorDirectory, TensorInfo, ValueMap,
+};
 pub use error::{CheckpointError, ErrorClass};
 pub use metadata::{MetaArray, MetaValue, Metadata, StringArray, Vocabulary};
 pub use pieces::{Blocks, DIRECT_ALIGN, FilePlace, Piece, Pieces, Tiles};
@@ -86,8 +90,8 @@ pub struct Model {
     pub warnings: Vec<String>,
 }
 
-/// Opens a model: a GGUF file, or all parts of a split one (any part may be named); or a folder with `config.json` and
-/// safetensors files, of which any file may be named too.
+/// Opens a model: a GGUF file, or all parts of a split one (any part may be named); a folder with `config.json` and
+/// safetensors files, of which any file may be named too; or a pack ([`pack`]).
 ///
 /// # Errors
 /// [`CheckpointError`], with a class for programs to tell apart.
@@ -100,7 +104,13 @@ pub fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
 /// # Errors
 /// As [`open`].
 pub fn open_with(path: &Path, vocabulary: Vocabulary) -> Result<Checkpoint, CheckpointError> {
-    if folder::is_for(path) { folder::open(path, vocabulary) } else { gguf::open(path, vocabulary) }
+    if folder::is_for(path) {
+        return folder::open(path, vocabulary);
+    }
+    if pack::is_pack(path) {
+        return Ok(pack::open(path, vocabulary)?.0);
+    }
+    gguf::open(path, vocabulary)
 }
 
 /// Reads a model folder from any sources: its configuration, its safetensors files in order, its index if it has one.

@@ -6,6 +6,8 @@
 
 /// Bytes of a file's header: the largest known (250,000 tokens, as many merges) has 11 MiB.
 pub(crate) const HEADER_BYTES: u64 = 256 << 20;
+/// Bytes of a pack's checksums: a terabyte of experts and n-gram rows has 8 MiB.
+pub(crate) const SUMS_BYTES: u64 = 64 << 20;
 /// Bytes of a safetensors header: what the format's own library accepts.
 pub(crate) const SAFETENSORS_HEADER_BYTES: u64 = 100_000_000;
 /// Bytes of an index of safetensors files: 200,000 tensors have 24 MiB.

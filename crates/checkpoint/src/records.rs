@@ -3,10 +3,10 @@
 use quant::slot::{ExpertMatrices, SlotMatrix};
 use units::{ExpertKey, LayerIndex};
 
-use crate::directory::TensorInfo;
+use crate::directory::{Stacked, TensorInfo};
 use crate::error::CheckpointError;
 use crate::finder::Finder;
-use crate::pieces::{DIRECT_ALIGN, Pieces};
+use crate::pieces::{DIRECT_ALIGN, Piece, Pieces};
 
 /// What matrices align to that are put together in memory.
 const CACHE_LINE: u64 = 64;
@@ -65,9 +65,71 @@ impl LayerRecords {
         std::iter::once(&self.gate).chain(self.up.as_ref()).chain(std::iter::once(&self.down))
     }
 
+    /// How its records lie, if each is one run of bytes: in a pack.
+    fn packed(&self) -> Option<Stacked> {
+        let stacked = |tensor: &TensorInfo| tensor.foreign.as_ref().and_then(|f| f.stacked);
+        let record = |s: Stacked| (s.record, s.record_bytes, s.stride);
+        let first = stacked(&self.gate)?;
+        let together = self.tensors().all(|tensor| {
+            tensor.file == self.gate.file && stacked(tensor).map(record) == Some(record(first))
+        });
+        together.then_some(first)
+    }
+
     /// Payload of one expert.
     pub fn record_bytes(&self) -> u64 {
         self.tensors().map(|t| t.bytes / t.shape[0]).sum()
+    }
+}
+
+impl LayerRecords {
+    /// The matrices of a slot whose tensors lie at `places`, in the order of [`Self::tensors`].
+    fn matrices(&self, places: [u64; 3]) -> ExpertMatrices {
+        let matrix = |tensor: &TensorInfo, place, n_out| SlotMatrix {
+            place,
+            block_type: tensor.block_type,
+            n_in: tensor.shape[2] as u32,
+            n_out,
+        };
+        let rows = |tensor: &TensorInfo| tensor.shape[1] as u32;
+        if let Some(up) = &self.up {
+            return ExpertMatrices {
+                gate: matrix(&self.gate, places[0], rows(&self.gate)),
+                up: matrix(up, places[1], rows(up)),
+                down: matrix(&self.down, places[2], rows(&self.down)),
+            };
+        }
+        let width = rows(&self.gate) / 2;
+        let gate = matrix(&self.gate, places[0], width);
+        let up = SlotMatrix { place: gate.place + gate.bytes() as u64, ..gate };
+        ExpertMatrices { gate, up, down: matrix(&self.down, places[1], rows(&self.down)) }
+    }
+
+    /// A record that is one run of bytes, laid out as a slot is. Readers checked that matrices lie inside it.
+    fn packed_record(&self, key: ExpertKey, packed: Stacked) -> ExpertRecord {
+        let Stacked { record, record_bytes, stride, .. } = packed;
+        let mut places = [0; 3];
+        for (tensor, place) in self.tensors().zip(&mut places) {
+            *place = tensor.offset - record;
+        }
+        let offset = record + u64::from(key.expert.0) * stride;
+        // Records begin at pages, so nothing leads.
+        let place = offset % DIRECT_ALIGN;
+        let mut pieces = Pieces::default();
+        pieces.push(Piece {
+            file: self.gate.file,
+            offset,
+            bytes: record_bytes,
+            place,
+            blocks: None,
+        });
+        ExpertRecord {
+            key,
+            pieces,
+            bytes: record_bytes,
+            slot_bytes: (place + record_bytes).next_multiple_of(DIRECT_ALIGN),
+            matrices: self.matrices(places.map(|inside| inside + place)),
+        }
     }
 }
 
@@ -127,6 +189,9 @@ impl Records {
             self.n_experts
         );
         let layer = &self.layers[key.layer.get()];
+        if let Some(packed) = layer.packed() {
+            return layer.packed_record(key, packed);
+        }
         let mut pieces = Pieces::default();
         let (mut cursor, mut bytes) = (0_u64, 0);
         let mut places = [0; 3];
@@ -149,25 +214,7 @@ impl Records {
             pieces.push(piece);
         }
         let slot_bytes = cursor.next_multiple_of(DIRECT_ALIGN);
-        let matrix = |tensor: &TensorInfo, place, n_out| SlotMatrix {
-            place,
-            block_type: tensor.block_type,
-            n_in: tensor.shape[2] as u32,
-            n_out,
-        };
-        let rows = |tensor: &TensorInfo| tensor.shape[1] as u32;
-        let matrices = if let Some(up) = &layer.up {
-            ExpertMatrices {
-                gate: matrix(&layer.gate, places[0], rows(&layer.gate)),
-                up: matrix(up, places[1], rows(up)),
-                down: matrix(&layer.down, places[2], rows(&layer.down)),
-            }
-        } else {
-            let width = rows(&layer.gate) / 2;
-            let gate = matrix(&layer.gate, places[0], width);
-            let up = SlotMatrix { place: gate.place + gate.bytes() as u64, ..gate };
-            ExpertMatrices { gate, up, down: matrix(&layer.down, places[1], rows(&layer.down)) }
-        };
+        let matrices = layer.matrices(places);
         ExpertRecord { key, pieces, bytes, slot_bytes, matrices }
     }
 }

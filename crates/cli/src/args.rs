@@ -25,6 +25,10 @@ pub(crate) enum Command {
     Plan(PlanArgs),
     /// Download a model into the local store
     Pull(PullArgs),
+    /// Rewrite a model so that every expert is one read
+    Pack(PackArgs),
+    /// Check that a model is whole
+    Verify(VerifyArgs),
     /// Show what a model file holds
     Inspect(InspectArgs),
     /// Turn text into token ids, or ids into text
@@ -47,6 +51,8 @@ impl Command {
             Self::Inspect(args) => args.json,
             Self::Tokenize(args) => args.json,
             Self::Pull(args) => args.json,
+            Self::Pack(args) => args.json,
+            Self::Verify(args) => args.json,
             _ => false,
         }
     }
@@ -60,7 +66,7 @@ pub(crate) struct ModelArgs {
         short,
         long,
         value_name = "MODEL",
-        help = "Model file or folder, any part of a split one, or org/name of a pulled one [default: $SAKIA_MODEL, else the demo model]"
+        help = "Model file, folder or pack, any part of a split one, or org/name of a pulled one [default: $SAKIA_MODEL, else the demo model]"
     )]
     pub(crate) model: Option<PathBuf>,
 }
@@ -296,6 +302,37 @@ pub(crate) struct PullArgs {
     /// Show files, sizes and the total, and fetch nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+#[command(
+    after_help = "Examples:\n  sakia pack -m big.gguf --out big.sakia\n  sakia run -m big.sakia \"Hello\""
+)]
+pub(crate) struct PackArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Where the pack goes; an interrupted one of this name is continued
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: PathBuf,
+    /// Replace a file of this name
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+#[command(after_help = "Example: sakia verify -m big.sakia --deep")]
+pub(crate) struct VerifyArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Read everything: checksums of a pack, every value of anything else
+    #[arg(long)]
+    pub(crate) deep: bool,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -13,6 +13,7 @@ mod logits;
 mod npy;
 mod open;
 mod output;
+mod pack;
 mod parity;
 mod plan;
 mod pull;
@@ -20,6 +21,7 @@ mod report;
 mod run;
 mod selftest;
 mod tokenize;
+mod verify;
 
 use std::process::ExitCode;
 
@@ -32,6 +34,8 @@ fn main() -> ExitCode {
         args::Command::Run(args) => run::run(&args),
         args::Command::Plan(args) => plan::run(&args),
         args::Command::Pull(args) => pull::run(&args),
+        args::Command::Pack(args) => pack::run(&args),
+        args::Command::Verify(args) => verify::run(&args),
         args::Command::Inspect(args) => inspect::run(&args),
         args::Command::Tokenize(args) => tokenize::run(&args),
         args::Command::Logits(args) => logits::run(&args),

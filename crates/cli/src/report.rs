@@ -7,6 +7,7 @@ use anyhow::Error;
 use checkpoint::CheckpointError;
 use hub::HubError;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use prepare::PrepareError;
 use session::{EngineError, Receipt};
 use units::Bytes;
 
@@ -84,6 +85,9 @@ fn class(error: &Error) -> String {
     if let Some(hub) = error.chain().find_map(|cause| cause.downcast_ref::<HubError>()) {
         return hub.class().to_owned();
     }
+    if let Some(prepare) = error.chain().find_map(|cause| cause.downcast_ref::<PrepareError>()) {
+        return prepare.class();
+    }
     let engine = error.chain().find_map(|cause| cause.downcast_ref::<EngineError>());
     match engine {
         Some(EngineError::Plan(_) | EngineError::Pool(_)) => "limit",
@@ -120,6 +124,13 @@ pub(crate) fn pull_bar(total: u64) -> ProgressBar {
         "{bar:30} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}, {eta} left {wide_msg}",
     );
     bar.set_style(style.expect("the template is well formed"));
+    bar
+}
+
+/// A bar over the bytes of a pack or of a check, on a terminal only.
+pub(crate) fn work_bar(verb: &'static str, total: u64) -> ProgressBar {
+    let bar = pull_bar(total);
+    bar.set_message(verb);
     bar
 }
 

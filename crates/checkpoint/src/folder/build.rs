@@ -536,7 +536,7 @@ fn tensor(name: String, spelling: String, map: ValueMap, stored: Stored) -> Tens
     // One run of bytes under another name needs no list.
     let whole = matches!(parts[..], [Part { scales: None, .. }]);
     let parts = if whole { Vec::new() } else { parts };
-    let foreign = Some(Box::new(Foreign { spelling, map, parts }));
+    let foreign = Some(Box::new(Foreign { spelling, map, parts, stacked: None }));
     let (file, offset) = (first.file, first.offset);
     TensorInfo { name, block_type, shape, file, offset, bytes, foreign }
 }

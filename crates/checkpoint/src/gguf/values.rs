@@ -14,7 +14,7 @@ const PAIR_OVERHEAD: u64 = 256;
 const STRING: u32 = 8;
 const ARRAY: u32 = 9;
 
-pub(super) fn read(
+pub(crate) fn read(
     cursor: &mut Cursor<'_>,
     n_keys: u64,
     vocabulary: Vocabulary,

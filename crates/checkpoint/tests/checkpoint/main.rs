@@ -9,6 +9,7 @@ mod folder_mutations;
 mod folders;
 mod models;
 mod mutations;
+mod packs;
 mod records;
 mod support;
 mod texts;

@@ -13,7 +13,7 @@ const WINDOW: u64 = 1 << 15;
 /// Where the header is being read.
 ///
 /// The argument `what` of the methods names the thing in messages; it is only put together when one is needed.
-pub(super) struct Cursor<'a> {
+pub(crate) struct Cursor<'a> {
     path: &'a Path,
     source: &'a dyn Source,
     /// The file's size.
@@ -21,11 +21,11 @@ pub(super) struct Cursor<'a> {
     position: u64,
     window: Vec<u8>,
     window_start: u64,
-    pub(super) budget: &'a mut Budget,
+    pub(crate) budget: &'a mut Budget,
 }
 
 impl<'a> Cursor<'a> {
-    pub(super) fn new(path: &'a Path, source: &'a dyn Source, budget: &'a mut Budget) -> Self {
+    pub(crate) fn new(path: &'a Path, source: &'a dyn Source, budget: &'a mut Budget) -> Self {
         Self {
             path,
             source,
@@ -37,26 +37,26 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    pub(super) const fn path(&self) -> &'a Path {
+    pub(crate) const fn path(&self) -> &'a Path {
         self.path
     }
 
-    pub(super) const fn size(&self) -> u64 {
+    pub(crate) const fn size(&self) -> u64 {
         self.size
     }
 
-    pub(super) const fn position(&self) -> u64 {
+    pub(crate) const fn position(&self) -> u64 {
         self.position
     }
 
     /// Goes back to a position where the cursor has been.
-    pub(super) fn rewind(&mut self, position: u64) {
+    pub(crate) fn rewind(&mut self, position: u64) {
         assert!(position <= self.position, "a cursor rewinds to where it has been");
         self.position = position;
     }
 
     /// The next `N` bytes.
-    pub(super) fn bytes<const N: usize>(
+    pub(crate) fn bytes<const N: usize>(
         &mut self,
         what: fmt::Arguments<'_>,
     ) -> Result<[u8; N], CheckpointError> {
@@ -66,7 +66,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// A count of things that take at least `element_bytes` each, held against what is left of the file.
-    pub(super) fn count(
+    pub(crate) fn count(
         &mut self,
         what: fmt::Arguments<'_>,
         element_bytes: u64,
@@ -85,7 +85,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// Charges memory before it is allocated.
-    pub(super) fn charge(
+    pub(crate) fn charge(
         &mut self,
         what: fmt::Arguments<'_>,
         bytes: u64,
@@ -99,7 +99,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// A string to keep.
-    pub(super) fn string(
+    pub(crate) fn string(
         &mut self,
         what: fmt::Arguments<'_>,
         limit: u64,
@@ -112,7 +112,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// Passes over `bytes` without reading them.
-    pub(super) fn skip(
+    pub(crate) fn skip(
         &mut self,
         what: fmt::Arguments<'_>,
         bytes: u64,
@@ -123,7 +123,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// Fills `out` with the bytes that follow.
-    pub(super) fn fill(
+    pub(crate) fn fill(
         &mut self,
         what: fmt::Arguments<'_>,
         out: &mut [u8],
@@ -168,12 +168,12 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    pub(super) fn not_utf8(&self, what: fmt::Arguments<'_>, bytes: &[u8]) -> CheckpointError {
+    pub(crate) fn not_utf8(&self, what: fmt::Arguments<'_>, bytes: &[u8]) -> CheckpointError {
         let start = &bytes[..bytes.len().min(64)];
         self.format(what, format!("`{}`", printable(&String::from_utf8_lossy(start))), "UTF-8")
     }
 
-    pub(super) fn format(
+    pub(crate) fn format(
         &self,
         what: fmt::Arguments<'_>,
         found: String,
@@ -187,7 +187,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    pub(super) fn limit(
+    pub(crate) fn limit(
         &self,
         what: fmt::Arguments<'_>,
         found: u64,
@@ -201,7 +201,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    pub(super) fn unsupported(
+    pub(crate) fn unsupported(
         &self,
         what: fmt::Arguments<'_>,
         found: String,
