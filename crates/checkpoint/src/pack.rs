@@ -93,6 +93,9 @@ pub fn open(path: &Path, vocabulary: Vocabulary) -> Result<(Checkpoint, Layout),
 ///
 /// # Errors
 /// As [`open`].
+///
+/// # Panics
+/// Never: an index whose names are not in order is refused.
 pub fn parse(
     path: &Path,
     source: &dyn Source,

@@ -1,5 +1,6 @@
 //! `sakia pack`: a model as one file in which every expert is one run of bytes.
 
+use std::fmt::Write as _;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -65,7 +66,7 @@ fn as_text(packed: &Packed) -> String {
     let mut text = format!("{}: {}, {records} expert records", path.display(), Bytes(*file_bytes));
     if *resumed_units > 0 {
         let left = Bytes(*written_bytes);
-        text += &format!("; {resumed_units} of {units} parts were there, {left} written now");
+        let _ = write!(text, "; {resumed_units} of {units} parts were there, {left} written now");
     }
     text.push('\n');
     text

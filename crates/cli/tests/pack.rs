@@ -255,7 +255,7 @@ fn deep_checks_name_what_is_damaged() {
     let bytes = std::fs::read(&out).unwrap();
     let start = u64::from_le_bytes(bytes[72..80].try_into().unwrap()) as usize;
     let mut changed = bytes.clone();
-    for at in [start, (start + bytes.len()) / 2, bytes.len() - 1] {
+    for at in [start, usize::midpoint(start, bytes.len()), bytes.len() - 1] {
         changed[at] ^= 1;
     }
     std::fs::write(&out, changed).unwrap();

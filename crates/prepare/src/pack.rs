@@ -84,6 +84,9 @@ impl Packing {
     /// # Errors
     /// Bytes that cannot be read or written; [`PrepareError::Busy`]; [`PrepareError::Stopped`] once `watch` says so.
     /// What is written by then is used by the next run.
+    ///
+    /// # Panics
+    /// If jobs and units disagree, which both follow from the layout.
     pub fn run(self, watch: &dyn Watch) -> Result<Packed, PrepareError> {
         let Self { checkpoint, layout, target, force } = self;
         let index_sum = index_sum(&layout, &checkpoint);

@@ -27,6 +27,12 @@ pub(crate) struct Job {
 /// What came of a job, and its bytes.
 type Done<T> = (Job, T, Vec<u8>);
 
+/// What takes the results: the job, what `work` made of its bytes, and those.
+pub(crate) type Take<'a, T, E> = &'a mut dyn FnMut(&Job, T, &[u8]) -> Result<(), E>;
+
+/// Results of one thread, and the way back for its buffers.
+type Lane<T> = (Receiver<Done<T>>, Sender<Vec<u8>>);
+
 /// Does `work` on the bytes of all jobs, or on the error that came instead, several at a time; gives `take` what comes of
 /// that in the order of the jobs.
 ///
@@ -36,17 +42,17 @@ pub(crate) fn stream<T: Send, E, I: Iterator<Item = Job>>(
     store: &Store,
     jobs: &(impl Fn() -> I + Sync),
     work: &(impl Fn(&Job, Result<&[u8], ReadError>) -> T + Sync),
-    take: &mut dyn FnMut(&Job, T, &[u8]) -> Result<(), E>,
+    take: Take<'_, T, E>,
 ) -> Result<(), E> {
     thread::scope(|scope| {
-        let mut lanes: Vec<(Receiver<Done<T>>, Sender<Vec<u8>>)> = Vec::with_capacity(LANES);
+        let mut lanes: Vec<Lane<T>> = Vec::with_capacity(LANES);
         for lane in 0..LANES {
             // One waits here while the next is read.
             let (done, results) = mpsc::sync_channel(1);
             let (free, buffers) = mpsc::channel();
             lanes.push((results, free));
             scope.spawn(move || {
-                serve(store, jobs().skip(lane).step_by(LANES), work, (done, buffers))
+                serve(store, jobs().skip(lane).step_by(LANES), work, (done, buffers));
             });
         }
         for lane in (0..LANES).cycle() {

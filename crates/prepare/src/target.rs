@@ -59,6 +59,7 @@ impl Target {
         Ok(target)
     }
 
+    #[expect(clippy::unused_self, reason = "reads as a question to the target")]
     fn may_be_written(&self, name: &Path, checkpoint: &Checkpoint) -> Result<(), PrepareError> {
         let there = match std::fs::metadata(name) {
             Ok(there) => there,

@@ -24,7 +24,9 @@ fn models() -> Vec<PathBuf> {
             let path = model.unwrap().path();
             let name = path.file_name().unwrap().to_str().unwrap();
             let part = name.contains("-of-") && !name.contains("-00001-of-");
-            if (name.ends_with(".gguf") && !part) || path.join("config.json").exists() {
+            if (path.extension().is_some_and(|ending| ending == "gguf") && !part)
+                || path.join("config.json").exists()
+            {
                 found.push(path);
             }
         }
@@ -212,7 +214,7 @@ fn what_is_left_is_trusted_only_where_it_is_right() {
         std::fs::remove_file(&out).unwrap();
     }
     // A file that ends early, a journal of other files, and none of it.
-    std::fs::write(&partial, &left[0][..units[5].offset as usize + 1]).unwrap();
+    std::fs::write(&partial, &left[0][..=(units[5].offset as usize)]).unwrap();
     std::fs::write(&journal, &left[1]).unwrap();
     assert_eq!(pack(&model, &out).resumed_units, 5);
     std::fs::remove_file(&out).unwrap();
