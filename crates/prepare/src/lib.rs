@@ -3,7 +3,7 @@
 //! Both read everything once, in the order of the output, through a few MiB of buffers. What a pack is, byte by byte,
 //! is `checkpoint`'s business ([`checkpoint::pack`]); here bytes are moved and checked. A source is never written to.
 //!
-//! Start at [`Packing`] and [`verify`].
+//! Start at [`Packing`] and [`verify()`].
 #![forbid(unsafe_code)]
 
 mod error;
