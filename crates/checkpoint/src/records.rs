@@ -173,6 +173,17 @@ impl Records {
         self.layers.iter().map(|layer| layer.record_bytes() * u64::from(self.n_experts)).sum()
     }
 
+    /// Whether any expert is put together from runs of bytes that lie apart, which takes staging buffers for good.
+    pub fn are_put_together(&self) -> bool {
+        self.tensors().any(|tensor| {
+            tensor
+                .foreign
+                .iter()
+                .flat_map(|foreign| &foreign.parts)
+                .any(|part| part.scales.is_some())
+        })
+    }
+
     /// What a slot for this expert needs.
     pub fn slot_bytes(&self, key: ExpertKey) -> u64 {
         self.record(key).slot_bytes

@@ -1,7 +1,7 @@
 //! What goes to the terminal: errors, notes, the line after an answer.
 
 use std::fmt::Write as _;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 
 use anyhow::Error;
 use checkpoint::CheckpointError;
@@ -97,55 +97,40 @@ fn class(error: &Error) -> String {
     .to_owned()
 }
 
-/// A bar over the bytes of a load, on a terminal only.
+/// A bar on a terminal; nowhere else, which the library sees to.
+fn bar(total: u64, template: &str) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
+    let style = ProgressStyle::with_template(template);
+    bar.set_style(style.expect("the template is well formed"));
+    bar
+}
+
+/// A bar over the bytes of a load.
 pub(crate) fn load_bar(total: u64) -> ProgressBar {
-    let bar = ProgressBar::new(total);
-    bar.set_draw_target(if std::io::stderr().is_terminal() {
-        ProgressDrawTarget::stderr()
-    } else {
-        ProgressDrawTarget::hidden()
-    });
-    let style = ProgressStyle::with_template(
+    bar(
+        total,
         "loading {bar:30} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}, {eta} left",
-    );
-    bar.set_style(style.expect("the template is well formed"));
-    bar
+    )
 }
 
-/// A bar over the bytes of a download, with rate and time left, on a terminal only.
+/// A bar over the bytes of a download.
 pub(crate) fn pull_bar(total: u64) -> ProgressBar {
-    let bar = ProgressBar::new(total);
-    bar.set_draw_target(if std::io::stderr().is_terminal() {
-        ProgressDrawTarget::stderr()
-    } else {
-        ProgressDrawTarget::hidden()
-    });
-    let style = ProgressStyle::with_template(
+    bar(
+        total,
         "{bar:30} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}, {eta} left {wide_msg}",
-    );
-    bar.set_style(style.expect("the template is well formed"));
-    bar
+    )
 }
 
-/// A bar over the bytes of a pack or of a check, on a terminal only.
+/// A bar over the bytes of a pack or of a check.
 pub(crate) fn work_bar(verb: &'static str, total: u64) -> ProgressBar {
     let bar = pull_bar(total);
     bar.set_message(verb);
     bar
 }
 
-/// A bar over the tokens of a prompt, on a terminal only.
+/// A bar over the tokens of a prompt.
 pub(crate) fn prompt_bar(total: usize) -> ProgressBar {
-    let bar = ProgressBar::new(total as u64);
-    bar.set_draw_target(if std::io::stderr().is_terminal() {
-        ProgressDrawTarget::stderr()
-    } else {
-        ProgressDrawTarget::hidden()
-    });
-    let style =
-        ProgressStyle::with_template("reading the prompt {bar:30} {pos}/{len} tokens, {eta} left");
-    bar.set_style(style.expect("the template is well formed"));
-    bar
+    bar(total as u64, "reading the prompt {bar:30} {pos}/{len} tokens, {eta} left")
 }
 
 /// The line after an answer.

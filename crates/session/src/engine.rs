@@ -190,6 +190,7 @@ impl OpenModel {
                 .into_iter()
                 .map(to_term)
                 .chain(self.ngram_cache(options))
+                .chain(self.staging())
                 .collect(),
             kv_bytes_per_token: Bytes(model::kv_bytes_per_token(config, options.kv)),
             // The running state and the one that the next turn starts from.
@@ -215,6 +216,13 @@ impl OpenModel {
         let table = self.model.ngram_table.as_ref()?;
         let bytes = NgramStore::cache_bytes(table, options.ngram_rows as usize);
         Some(Term::new("n-gram row cache", Bytes(bytes)))
+    }
+
+    /// Memory in which the readers put experts together. Where experts land in place, the buffers are gone once the
+    /// resident weights are read.
+    fn staging(&self) -> Option<Term> {
+        let bytes = Bytes(Store::staging_bytes(StoreOptions::default().threads));
+        self.model.records.are_put_together().then(|| Term::new("staging of experts", bytes))
     }
 }
 
