@@ -1,6 +1,6 @@
 //! Rows of an n-gram table: exact whatever is cached, read or asked for twice; errors leave nothing to look at.
 
-use checkpoint::{NgramTable, TensorInfo};
+use checkpoint::{FilePlace, Foreign, NgramTable, Part, Scales, TensorInfo};
 use expert_store::{DirectMode, FaultKind, FaultPlan, NgramCounters, NgramOptions, NgramStore};
 use quant::BlockType;
 use units::FileIndex;
@@ -115,6 +115,65 @@ fn a_pass_that_nobody_waited_for_leaves_nothing_behind() {
     assert_exact(&store, &files, &[100, 101, 102, 103]);
     store.request(0..16);
     drop(store);
+}
+
+/// Rows of two blocks of 18 bytes: scales of 2 bytes in the second file, codes of 16 in the first. Shards of unequal
+/// length, the second of which lies before the first: rows, place of the codes, place of the scales.
+const SHARDS: [(u64, u64, u64); 3] = [(130, 9000, 4000), (100, 500, 77), (70, 20_000, 9001)];
+
+fn sharded() -> NgramTable {
+    let at = |file, offset| FilePlace { file: FileIndex(file), offset };
+    let part = |(rows, codes, scales)| Part {
+        rows,
+        place: at(0, codes),
+        scales: Some(Scales { bytes: 2, scales: at(1, scales), biases: None, rows: 1 }),
+    };
+    let foreign = Foreign { parts: SHARDS.map(part).to_vec(), ..Foreign::default() };
+    let tensor = TensorInfo {
+        name: "rows".to_owned(),
+        block_type: BlockType::Q4_0,
+        shape: vec![300, 64],
+        file: FileIndex(0),
+        offset: SHARDS[0].1,
+        bytes: 300 * 36,
+        foreign: Some(Box::new(foreign)),
+    };
+    NgramTable { tensor }
+}
+
+fn sharded_row(files: &TestFiles, row: u64) -> Vec<u8> {
+    let mut first = 0;
+    for (rows, codes, scales) in SHARDS {
+        if row < first + rows {
+            let within = (row - first) as usize;
+            let block = |i: usize| {
+                let scale = &files.contents[1][scales as usize + (within * 2 + i) * 2..][..2];
+                let codes = &files.contents[0][codes as usize + (within * 2 + i) * 16..][..16];
+                [scale, codes].concat()
+            };
+            return [block(0), block(1)].concat();
+        }
+        first += rows;
+    }
+    panic!("row {row} of {first}");
+}
+
+#[test]
+fn rows_in_shards_whose_scales_lie_elsewhere_are_put_together() {
+    let files = TestFiles::new(&[24_000, 9400]);
+    for direct in MODES {
+        let options = options(75, 8, direct);
+        let mut store =
+            NgramStore::open(&files.paths, sharded(), options).expect("two regular files");
+        for wanted in passes(300).into_iter().chain([(0..300).collect()]) {
+            store.request(wanted.iter().copied());
+            store.wait().unwrap();
+            for (i, row) in wanted.iter().enumerate() {
+                let found = store.row(i / HEADS, i % HEADS);
+                assert!(found == sharded_row(&files, *row), "row {row}");
+            }
+        }
+    }
 }
 
 #[test]
