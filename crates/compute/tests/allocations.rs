@@ -52,10 +52,11 @@ fn main() {
                     assert_eq!(count, 0, "{name}, {options:?}, {n_slots} slots");
                 }
             }
-            // One thread: with several, one that joins late may still size its scratch once.
-            let options = compute::Options { threads: 1, activations, kv: KvType::F16 };
-            let count = allocations_of_selecting(&mut Bed::new(make(options)));
-            assert_eq!(count, 0, "{name}, {options:?}, selected attention");
+            for threads in [1, 3] {
+                let options = compute::Options { threads, activations, kv: KvType::F16 };
+                let count = allocations_of_selecting(&mut Bed::new(make(options)));
+                assert_eq!(count, 0, "{name}, {options:?}, selected attention");
+            }
         }
     }
 }

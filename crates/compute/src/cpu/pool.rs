@@ -70,6 +70,8 @@ unsafe impl Send for Shared {}
 
 impl Pool {
     /// A pool of `threads` threads, one of which is the caller of [`Self::run`]; fewer if the system refuses some.
+    ///
+    /// All of them run when it returns: a thread's first steps allocate, which must not fall into a later job.
     pub fn new(threads: NonZeroUsize) -> Self {
         let shared = Arc::new(Shared {
             job: UnsafeCell::new(None),
@@ -83,12 +85,20 @@ impl Pool {
             finished_lock: Mutex::new(()),
             panic: Mutex::new(None),
         });
+        let running = Arc::new(AtomicUsize::new(0));
         let spawn = |worker| {
-            let shared = Arc::clone(&shared);
-            let name = format!("compute-{worker}");
-            thread::Builder::new().name(name).spawn(move || shared.work(worker)).ok()
+            let (shared, running) = (Arc::clone(&shared), Arc::clone(&running));
+            let work = move || {
+                running.fetch_add(1, Ordering::Release);
+                drop(running);
+                shared.work(worker);
+            };
+            thread::Builder::new().name(format!("compute-{worker}")).spawn(work).ok()
         };
-        let workers = (1..threads.get()).map_while(spawn).collect();
+        let workers: Vec<_> = (1..threads.get()).map_while(spawn).collect();
+        while running.load(Ordering::Acquire) < workers.len() {
+            thread::yield_now();
+        }
         Self { shared, workers }
     }
 
