@@ -84,6 +84,61 @@ pub fn decode_row(ty: BlockType, row: &[u8], out: &mut [f32]) {
     with_format!(ty, format, shape => decode_blocks(format, shape, row, out), decode_floats(ty, row, out));
 }
 
+/// What all blocks of a quantised type have in common, as [`unpack_rows`] gives them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Codes {
+    /// Added to every code.
+    pub offset: i16,
+    /// Whether groups have minima. Codes with their offset are then 0 or more, and below 256.
+    pub minima: bool,
+}
+
+impl Codes {
+    /// Those of a type.
+    ///
+    /// # Panics
+    /// If `ty` is a float type.
+    pub fn of(ty: BlockType) -> Self {
+        fn of<F: Format>(_: F) -> Codes {
+            Codes { offset: F::OFFSET, minima: F::LARGEST_MIN > 0 }
+        }
+        with_format!(
+            ty,
+            format, _shape => of(format),
+            panic!("{ty} weights have no integer codes")
+        )
+    }
+}
+
+/// Takes `n_rows` rows apart, block by block: calls `each(block, row, unpacked)` for all rows of the first block, then
+/// of the second.
+///
+/// # Panics
+/// If `ty` is a float type, or `rows` is not exactly the bytes of rows of `n_in` values.
+#[inline(always)]
+pub fn unpack_rows(
+    ty: BlockType,
+    rows: &[u8],
+    n_rows: usize,
+    n_in: usize,
+    mut each: impl FnMut(usize, usize, &Unpacked),
+) {
+    let bytes = rows.len() / n_rows.max(1);
+    assert_eq!(rows.len(), bytes * n_rows, "rows of one length");
+    check_row(ty, &rows[..bytes], n_in);
+    let mut unpacked = Unpacked::new();
+    with_format!(
+        ty,
+        format, shape => for block in 0..n_in / shape.len {
+            for (r, row) in rows.chunks_exact(bytes).enumerate() {
+                format.unpack(&row[block * shape.bytes..][..shape.bytes], &mut unpacked);
+                each(block, r, &unpacked);
+            }
+        },
+        panic!("{ty} weights have no integer codes")
+    );
+}
+
 #[inline(always)]
 fn check_row(ty: BlockType, row: &[u8], n_in: usize) {
     assert_eq!(ty.row_bytes(n_in), Some(row.len()), "the bytes of a {ty} row of {n_in} values");

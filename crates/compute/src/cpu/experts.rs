@@ -12,6 +12,7 @@ use crate::kernels::{ExpertGroup, Experts, Matrix, Pair};
 
 use super::Machine;
 use super::instances::silu_mul;
+use super::isa::Isa;
 use super::panel::{Column, Inputs, PANEL_COLUMNS, Panel, panel_rows};
 use super::q8_rows::{Q8Rows, grow};
 use super::scatter::Scatter;
@@ -90,7 +91,7 @@ pub(super) fn experts(
     }
     let gate_up = groups.iter().flat_map(|g| [g.matrices.gate, g.matrices.up]);
     quantize(machine, x_q8, (x, hidden), form, gate_up, |r| used[r]);
-    split(tasks, groups, |g| g.matrices.gate);
+    split(tasks, machine.isa, groups, |g| g.matrices.gate);
     grow(inner, pairs.len() * width);
     let inner = &mut inner[..pairs.len() * width];
     let step = Step { groups, pairs, tasks, floats: x, quantized: x_q8, form };
@@ -98,7 +99,7 @@ pub(super) fn experts(
 
     let down = groups.iter().map(|g| g.matrices.down);
     quantize(machine, inner_q8, (inner, width), form, down, |_| true);
-    split(tasks, groups, |g| g.matrices.down);
+    split(tasks, machine.isa, groups, |g| g.matrices.down);
     let step = Step { groups, pairs, tasks, floats: inner, quantized: inner_q8, form };
     step.down(machine, hidden, outputs);
 }
@@ -127,6 +128,7 @@ fn quantize(
 /// Cuts one matrix of every expert into panels.
 fn split(
     tasks: &mut Vec<Task>,
+    isa: Isa,
     groups: &[ExpertGroup<'_>],
     matrix: impl Fn(&ExpertGroup<'_>) -> SlotMatrix,
 ) {
@@ -134,7 +136,7 @@ fn split(
     for (group, g) in groups.iter().enumerate() {
         let matrix = matrix(g);
         let n_out = matrix.n_out as usize;
-        let rows = panel_rows(matrix.row_bytes(), g.n_pairs);
+        let rows = panel_rows(isa, matrix.block_type, matrix.row_bytes(), g.n_pairs);
         for first in (0..n_out).step_by(rows) {
             for pair in (0..g.n_pairs).step_by(PANEL_COLUMNS) {
                 tasks.push(Task {
@@ -177,7 +179,7 @@ impl Step<'_> {
             let panel = self.panel(isa, task, &matrices.gate);
             let inputs = self.inputs(&matrices.gate);
             let place = |c: usize| Column { row: row(c), out: gate(c) };
-            panel.multiply(inputs, task.n_pairs, place, &mut local.decoded);
+            panel.multiply(inputs, task.n_pairs, place, &mut local.panel);
 
             grow(&mut local.up, task.n_pairs * task.n_rows);
             let up = Scatter::new(&mut local.up);
@@ -186,7 +188,7 @@ impl Step<'_> {
             let panel = self.panel(isa, task, &matrices.up);
             let inputs = self.inputs(&matrices.up);
             let place = |c: usize| Column { row: row(c), out: up(c) };
-            panel.multiply(inputs, task.n_pairs, place, &mut local.decoded);
+            panel.multiply(inputs, task.n_pairs, place, &mut local.panel);
             for c in 0..task.n_pairs {
                 silu_mul(isa, gate(c), up(c));
             }
@@ -206,7 +208,7 @@ impl Step<'_> {
                 Column { row, out: unsafe { outputs.part(start..start + task.n_rows) } }
             };
             let panel = self.panel(isa, task, matrix);
-            panel.multiply(self.inputs(matrix), task.n_pairs, place, &mut local.decoded);
+            panel.multiply(self.inputs(matrix), task.n_pairs, place, &mut local.panel);
         });
     }
 
@@ -214,7 +216,7 @@ impl Step<'_> {
         self.quantized.inputs(self.floats, matrix.block_type, self.form)
     }
 
-    fn panel(&self, isa: super::isa::Isa, task: Task, matrix: &SlotMatrix) -> Panel<'_> {
+    fn panel(&self, isa: Isa, task: Task, matrix: &SlotMatrix) -> Panel<'_> {
         let w = Matrix::in_slot(self.groups[task.group].slot, matrix);
         let bytes = w.row_bytes();
         Panel {

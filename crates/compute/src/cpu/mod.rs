@@ -10,6 +10,7 @@ mod experts;
 mod instances;
 pub mod isa;
 mod matmul;
+mod packed;
 mod panel;
 pub mod pool;
 mod q8_rows;
@@ -47,8 +48,7 @@ struct Machine {
 /// Scratch of one thread.
 #[derive(Debug, Default)]
 struct Local {
-    /// Decoded weight rows.
-    decoded: Vec<f32>,
+    panel: panel::Scratch,
     /// `up · x` of a panel.
     up: Vec<f32>,
     /// A row of whatever the kernel at hand needs.
@@ -58,7 +58,9 @@ struct Local {
 
 impl Local {
     fn buffers(&mut self) -> impl Iterator<Item = &mut Vec<f32>> {
-        [&mut self.decoded, &mut self.up, &mut self.row].into_iter().chain(self.delta.buffers())
+        [&mut self.panel.decoded, &mut self.up, &mut self.row]
+            .into_iter()
+            .chain(self.delta.buffers())
     }
 }
 
@@ -195,7 +197,7 @@ impl Kernels for CpuKernels {
 
     fn allocated_bytes(&self) -> u64 {
         let local = |l: &Local| {
-            4 * (l.decoded.capacity() + l.up.capacity() + l.row.capacity()) as u64 + l.delta.bytes()
+            4 * (l.up.capacity() + l.row.capacity()) as u64 + l.panel.bytes() + l.delta.bytes()
         };
         let locals: u64 = self.machine.locals.iter().map(local).sum();
         locals + self.quantized.bytes() + self.experts.bytes() + self.selected.bytes()

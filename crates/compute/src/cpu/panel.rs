@@ -8,6 +8,7 @@ use quant::BlockType;
 
 use super::dot::{decode_row, rows_decoded, rows_float, rows_q8};
 use super::isa::Isa;
+use super::packed::{self, Packed, Product};
 use super::q8_rows::{Q8Rows, grow};
 
 /// Weight bytes of a panel when several activation rows meet it: half of a small first-level cache.
@@ -17,8 +18,11 @@ const SINGLE_BYTES: usize = 32 << 10;
 /// Activation rows of a panel, so that a task stays short.
 pub(super) const PANEL_COLUMNS: usize = 64;
 
-/// Weight rows of a panel that meets `n_columns` activation rows.
-pub(super) const fn panel_rows(row_bytes: usize, n_columns: usize) -> usize {
+/// Weight rows of a panel of the given type that meets `n_columns` activation rows.
+pub(super) fn panel_rows(isa: Isa, w: BlockType, row_bytes: usize, n_columns: usize) -> usize {
+    if packed::is_for(isa, w, n_columns) {
+        return packed::ROWS;
+    }
     let bytes = if n_columns == 1 { SINGLE_BYTES } else { TILED_BYTES };
     let rows = bytes / row_bytes;
     // Whole cache lines of results, where that is possible.
@@ -40,6 +44,21 @@ pub(super) struct Panel<'a> {
     pub(super) bytes: &'a [u8],
 }
 
+/// Work space of one thread.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    /// Decoded weight rows.
+    pub(super) decoded: Vec<f32>,
+    packed: Packed,
+}
+
+impl Scratch {
+    /// Bytes that it holds.
+    pub(super) fn bytes(&self) -> u64 {
+        4 * self.decoded.capacity() as u64 + self.packed.bytes()
+    }
+}
+
 /// Activation rows, ready for products.
 #[derive(Clone, Copy)]
 pub(super) enum Inputs<'a> {
@@ -56,14 +75,25 @@ pub(super) struct Column<'a> {
 }
 
 impl Panel<'_> {
-    /// Multiplies with columns `0..n`. `decoded` is scratch.
+    /// Multiplies with columns `0..n`.
     pub(super) fn multiply<'o>(
         &self,
         inputs: Inputs<'_>,
         n: usize,
         column: impl Fn(usize) -> Column<'o>,
-        decoded: &mut Vec<f32>,
+        scratch: &mut Scratch,
     ) {
+        if let Inputs::Q8(x) = inputs
+            && packed::is_for(self.isa, self.block_type, n)
+            && self.n_rows() == packed::ROWS
+        {
+            let Self { isa, block_type, n_in, bytes } = *self;
+            let product = Product { isa, block_type, n_in, rows: bytes };
+            let x = |c: usize| x.row(column(c).row);
+            product.multiply(&mut scratch.packed, n, x, |c, y| column(c).out.copy_from_slice(y));
+            return;
+        }
+        let decoded = &mut scratch.decoded;
         let mut weights: &[f32] = &[];
         if matches!(inputs, Inputs::F32(_)) && !self.block_type.is_float() {
             weights = self.decode(decoded);
@@ -104,10 +134,14 @@ impl Panel<'_> {
         N
     }
 
+    fn n_rows(&self) -> usize {
+        let row_bytes = self.block_type.row_bytes(self.n_in);
+        self.bytes.len() / row_bytes.expect("rows are made of whole blocks")
+    }
+
     fn decode<'d>(&self, decoded: &'d mut Vec<f32>) -> &'d [f32] {
-        let row_bytes =
-            self.block_type.row_bytes(self.n_in).expect("rows are made of whole blocks");
-        let n_out = self.bytes.len() / row_bytes;
+        let n_out = self.n_rows();
+        let row_bytes = self.bytes.len() / n_out.max(1);
         grow(decoded, n_out * self.n_in);
         let rows = self.bytes.chunks_exact(row_bytes);
         for (row, out) in rows.zip(decoded.chunks_exact_mut(self.n_in)) {

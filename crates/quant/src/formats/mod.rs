@@ -22,17 +22,17 @@ pub(crate) const MAX_GROUPS: usize = MAX_BLOCK / GROUP;
 /// may add a constant to every code.
 ///
 /// Blocks of 32 have two groups of 16, blocks of 256 have sixteen; what lies behind them is left over.
-pub(crate) struct Unpacked {
+pub struct Unpacked {
     /// Scale of the codes.
-    pub(crate) scale: f32,
-    /// Scale of the minima with its sign; without meaning unless [`Format::LARGEST_MIN`] is positive.
-    pub(crate) min_scale: f32,
+    pub scale: f32,
+    /// Scale of the minima with its sign; without meaning unless the format has minima.
+    pub min_scale: f32,
     /// Integer sub-scale of each group.
-    pub(crate) scales: [i8; MAX_GROUPS],
+    pub scales: [i8; MAX_GROUPS],
     /// Integer minimum of each group.
-    pub(crate) mins: [i8; MAX_GROUPS],
+    pub mins: [i8; MAX_GROUPS],
     /// Integer codes.
-    pub(crate) codes: [i8; MAX_BLOCK],
+    pub codes: [i8; MAX_BLOCK],
 }
 
 impl Unpacked {

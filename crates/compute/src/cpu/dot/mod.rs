@@ -39,9 +39,9 @@ pub fn rows_q8<const N: usize>(
                 }
             }
         }
-        // SAFETY: `Isa::Avx2` is made only after AVX2, FMA and F16C were detected on this CPU.
+        // SAFETY: both are made only after AVX2, FMA and F16C were detected on this CPU.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2(_) => unsafe { avx2::rows_q8(ty, rows, xs, out) },
+        Isa::Avx2(_) | Isa::Avx512(_) => unsafe { avx2::rows_q8(ty, rows, xs, out) },
     }
 }
 
@@ -69,9 +69,9 @@ pub fn rows_float<const N: usize>(
                 }
             }
         }
-        // SAFETY: `Isa::Avx2` is made only after AVX2, FMA and F16C were detected on this CPU.
+        // SAFETY: both are made only after AVX2, FMA and F16C were detected on this CPU.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2(_) => unsafe { avx2::rows_float(ty, rows, xs, out) },
+        Isa::Avx2(_) | Isa::Avx512(_) => unsafe { avx2::rows_float(ty, rows, xs, out) },
     }
 }
 
@@ -96,9 +96,9 @@ pub fn rows_decoded<const N: usize>(
                 }
             }
         }
-        // SAFETY: `Isa::Avx2` is made only after AVX2, FMA and F16C were detected on this CPU.
+        // SAFETY: both are made only after AVX2, FMA and F16C were detected on this CPU.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2(_) => unsafe { avx2::rows_decoded(rows, xs, out) },
+        Isa::Avx2(_) | Isa::Avx512(_) => unsafe { avx2::rows_decoded(rows, xs, out) },
     }
 }
 
@@ -109,9 +109,9 @@ pub fn rows_decoded<const N: usize>(
 pub fn decode_row(isa: Isa, ty: BlockType, row: &[u8], out: &mut [f32]) {
     match isa {
         Isa::Scalar => quant::decode_row(ty, row, out),
-        // SAFETY: `Isa::Avx2` is made only after AVX2, FMA and F16C were detected on this CPU.
+        // SAFETY: both are made only after AVX2, FMA and F16C were detected on this CPU.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2(_) => unsafe { avx2::decode_row(ty, row, out) },
+        Isa::Avx2(_) | Isa::Avx512(_) => unsafe { avx2::decode_row(ty, row, out) },
     }
 }
 
@@ -134,8 +134,8 @@ pub fn quantize(
 ) {
     match isa {
         Isa::Scalar => quant::quantize_into(x, block, scales, quants, sums),
-        // SAFETY: `Isa::Avx2` is made only after AVX2, FMA and F16C were detected on this CPU.
+        // SAFETY: both are made only after AVX2, FMA and F16C were detected on this CPU.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2(_) => unsafe { avx2::quantize(x, block, scales, quants, sums) },
+        Isa::Avx2(_) | Isa::Avx512(_) => unsafe { avx2::quantize(x, block, scales, quants, sums) },
     }
 }
