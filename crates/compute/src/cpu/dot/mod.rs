@@ -33,10 +33,7 @@ pub fn rows_q8<const N: usize>(
     match isa {
         Isa::Scalar => {
             for (x, out) in xs.iter().zip(&mut out) {
-                let bytes = rows.len() / out.len().max(1);
-                for (y, row) in out.iter_mut().zip(rows.chunks_exact(bytes.max(1))) {
-                    *y = quant::dot_q8(ty, row, *x);
-                }
+                each_row(rows, out, |row| scalar_q8(ty, row, *x));
             }
         }
         // SAFETY: both are made only after AVX2, FMA and F16C were detected on this CPU.
@@ -63,10 +60,7 @@ pub fn rows_float<const N: usize>(
     match isa {
         Isa::Scalar => {
             for (x, out) in xs.iter().zip(&mut out) {
-                let bytes = rows.len() / out.len().max(1);
-                for (y, row) in out.iter_mut().zip(rows.chunks_exact(bytes.max(1))) {
-                    *y = quant::dot_f32(ty, row, x);
-                }
+                each_row(rows, out, |row| scalar_float(ty, row, x));
             }
         }
         // SAFETY: both are made only after AVX2, FMA and F16C were detected on this CPU.
@@ -113,6 +107,26 @@ pub fn decode_row(isa: Isa, ty: BlockType, row: &[u8], out: &mut [f32]) {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2(_) | Isa::Avx512(_) => unsafe { avx2::decode_row(ty, row, out) },
     }
+}
+
+/// `out[o] = dot(row o)`.
+fn each_row(rows: &[u8], out: &mut [f32], dot: impl Fn(&[u8]) -> f32) {
+    let bytes = rows.len() / out.len().max(1);
+    for (y, row) in out.iter_mut().zip(rows.chunks_exact(bytes.max(1))) {
+        *y = dot(row);
+    }
+}
+
+/// [`quant::dot_q8`], compiled once: it holds the code of every format.
+#[inline(never)]
+fn scalar_q8(ty: BlockType, row: &[u8], x: Q8View<'_>) -> f32 {
+    quant::dot_q8(ty, row, x)
+}
+
+/// [`quant::dot_f32`], likewise.
+#[inline(never)]
+fn scalar_float(ty: BlockType, row: &[u8], x: &[f32]) -> f32 {
+    quant::dot_f32(ty, row, x)
 }
 
 fn check_rows(ty: BlockType, rows: &[u8], n_in: usize, n_out: usize) {
