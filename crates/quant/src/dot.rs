@@ -84,32 +84,6 @@ pub fn decode_row(ty: BlockType, row: &[u8], out: &mut [f32]) {
     with_format!(ty, format, shape => decode_blocks(format, shape, row, out), decode_floats(ty, row, out));
 }
 
-/// What all blocks of a quantised type have in common, as [`unpack_rows`] gives them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Codes {
-    /// Added to every code.
-    pub offset: i16,
-    /// Whether groups have minima. Codes with their offset are then 0 or more, and below 256.
-    pub minima: bool,
-}
-
-impl Codes {
-    /// Those of a type.
-    ///
-    /// # Panics
-    /// If `ty` is a float type.
-    pub fn of(ty: BlockType) -> Self {
-        fn of<F: Format>(_: F) -> Codes {
-            Codes { offset: F::OFFSET, minima: F::LARGEST_MIN > 0 }
-        }
-        with_format!(
-            ty,
-            format, _shape => of(format),
-            panic!("{ty} weights have no integer codes")
-        )
-    }
-}
-
 /// Takes `n_rows` rows apart, block by block: calls `each(block, row, unpacked)` for all rows of the first block, then
 /// of the second.
 ///

@@ -70,9 +70,9 @@ fn attend_seen<'a>(machine: &Machine, job: Attend<'_>, seen: impl Fn(usize) -> S
 /// `out.len() / dim` heads of one row.
 fn attend_heads(isa: Isa, queries: &Queries<'_>, kv: KvHead<'_>, seen: Seen<'_>, out: &mut [f32]) {
     match isa {
-        // SAFETY: both are made only after AVX2, FMA and F16C were detected on this CPU.
+        // SAFETY: `Isa::Avx2` is made only after AVX2, FMA and F16C were detected on this CPU.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2(_) | Isa::Avx512(_) if queries.dim.is_multiple_of(quant::lanes::LANES) => unsafe {
+        Isa::Avx2(_) if queries.dim.is_multiple_of(quant::lanes::LANES) => unsafe {
             avx2::heads(queries, kv, seen, out);
         },
         _ => {

@@ -37,9 +37,9 @@ macro_rules! for_each_isa {
 
             match isa {
                 Isa::Scalar => body($($arg),*),
-                // SAFETY: both are made only after AVX2, FMA and F16C were detected on this CPU.
+                // SAFETY: `Isa::Avx2` is made only after AVX2, FMA and F16C were detected on this CPU.
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx2(_) | Isa::Avx512(_) => unsafe { avx2($($arg),*) },
+                Isa::Avx2(_) => unsafe { avx2($($arg),*) },
             }
         }
     )*};

@@ -8,9 +8,6 @@ pub enum Isa {
     /// AVX2 with FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
-    /// The same, and AVX-512 F, BW and VNNI for products of many rows with many.
-    #[cfg(target_arch = "x86_64")]
-    Avx512(Avx512),
 }
 
 /// Proof that AVX2, FMA and F16C were detected.
@@ -28,31 +25,14 @@ impl Avx2 {
     }
 }
 
-/// Proof that AVX-512 F, BW, VL and VNNI were detected, besides what [`Avx2`] proves.
-#[cfg(target_arch = "x86_64")]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Avx512(());
-
-#[cfg(target_arch = "x86_64")]
-impl Avx512 {
-    fn detect() -> Option<Self> {
-        (Avx2::detect().is_some()
-            && is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("avx512vnni"))
-        .then_some(Self(()))
-    }
-}
-
 impl Isa {
     /// Every instruction set of this CPU, slowest first.
     pub fn available() -> impl Iterator<Item = Self> {
         #[cfg(target_arch = "x86_64")]
-        let faster = [Avx2::detect().map(Self::Avx2), Avx512::detect().map(Self::Avx512)];
+        let faster = Avx2::detect().map(Self::Avx2);
         #[cfg(not(target_arch = "x86_64"))]
-        let faster = [];
-        std::iter::once(Self::Scalar).chain(faster.into_iter().flatten())
+        let faster = None;
+        std::iter::once(Self::Scalar).chain(faster)
     }
 
     /// The fastest instruction set of this CPU.
@@ -60,14 +40,12 @@ impl Isa {
         Self::available().last().unwrap_or(Self::Scalar)
     }
 
-    /// `scalar`, `avx2`, `avx512`.
+    /// `scalar`, `avx2`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Scalar => "scalar",
             #[cfg(target_arch = "x86_64")]
             Self::Avx2(_) => "avx2",
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512(_) => "avx512",
         }
     }
 }

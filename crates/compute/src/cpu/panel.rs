@@ -8,7 +8,7 @@ use quant::BlockType;
 
 use super::dot::{decode_row, rows_decoded, rows_float, rows_q8};
 use super::isa::Isa;
-use super::packed::{self, Packed, Product};
+use super::packed::{self, Packed};
 use super::q8_rows::{Q8Rows, grow};
 
 /// Weight bytes of a panel when several activation rows meet it: half of a small first-level cache.
@@ -88,9 +88,9 @@ impl Panel<'_> {
             && self.n_rows() == packed::ROWS
         {
             let Self { isa, block_type, n_in, bytes } = *self;
-            let product = Product { isa, block_type, n_in, rows: bytes };
+            let rows = packed::Rows { isa, block_type, n_in, bytes };
             let x = |c: usize| x.row(column(c).row);
-            product.multiply(&mut scratch.packed, n, x, |c, y| column(c).out.copy_from_slice(y));
+            rows.multiply(&mut scratch.packed, n, x, |c, y| column(c).out.copy_from_slice(y));
             return;
         }
         let decoded = &mut scratch.decoded;

@@ -125,12 +125,12 @@ fn score_blocks(
     scores: &mut [f32],
 ) {
     #[cfg(target_arch = "x86_64")]
-    if let Isa::Avx2(_) | Isa::Avx512(_) = isa {
+    if let Isa::Avx2(_) = isa {
         let Heads { count, dim, stride } = queries.heads;
         if dim.is_multiple_of(quant::lanes::LANES) && count.is_multiple_of(TILE) {
             let tile = |h: usize| Queries { q: &queries.q[h * stride..], stride, dim };
             let tiles = (0..count).step_by(TILE).map(tile);
-            // SAFETY: both are made only after AVX2, FMA and F16C were detected on this CPU.
+            // SAFETY: `Isa::Avx2` is made only after AVX2, FMA and F16C were detected on this CPU.
             unsafe { avx2::index_scores(tiles, keys, first, scores) };
             return;
         }

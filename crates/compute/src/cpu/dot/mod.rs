@@ -36,9 +36,9 @@ pub fn rows_q8<const N: usize>(
                 each_row(rows, out, |row| scalar_q8(ty, row, *x));
             }
         }
-        // SAFETY: both are made only after AVX2, FMA and F16C were detected on this CPU.
+        // SAFETY: `Isa::Avx2` is made only after AVX2, FMA and F16C were detected on this CPU.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2(_) | Isa::Avx512(_) => unsafe { avx2::rows_q8(ty, rows, xs, out) },
+        Isa::Avx2(_) => unsafe { avx2::rows_q8(ty, rows, xs, out) },
     }
 }
 
@@ -63,9 +63,9 @@ pub fn rows_float<const N: usize>(
                 each_row(rows, out, |row| scalar_float(ty, row, x));
             }
         }
-        // SAFETY: both are made only after AVX2, FMA and F16C were detected on this CPU.
+        // SAFETY: `Isa::Avx2` is made only after AVX2, FMA and F16C were detected on this CPU.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2(_) | Isa::Avx512(_) => unsafe { avx2::rows_float(ty, rows, xs, out) },
+        Isa::Avx2(_) => unsafe { avx2::rows_float(ty, rows, xs, out) },
     }
 }
 
@@ -90,9 +90,9 @@ pub fn rows_decoded<const N: usize>(
                 }
             }
         }
-        // SAFETY: both are made only after AVX2, FMA and F16C were detected on this CPU.
+        // SAFETY: `Isa::Avx2` is made only after AVX2, FMA and F16C were detected on this CPU.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2(_) | Isa::Avx512(_) => unsafe { avx2::rows_decoded(rows, xs, out) },
+        Isa::Avx2(_) => unsafe { avx2::rows_decoded(rows, xs, out) },
     }
 }
 
@@ -103,9 +103,9 @@ pub fn rows_decoded<const N: usize>(
 pub fn decode_row(isa: Isa, ty: BlockType, row: &[u8], out: &mut [f32]) {
     match isa {
         Isa::Scalar => quant::decode_row(ty, row, out),
-        // SAFETY: both are made only after AVX2, FMA and F16C were detected on this CPU.
+        // SAFETY: `Isa::Avx2` is made only after AVX2, FMA and F16C were detected on this CPU.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2(_) | Isa::Avx512(_) => unsafe { avx2::decode_row(ty, row, out) },
+        Isa::Avx2(_) => unsafe { avx2::decode_row(ty, row, out) },
     }
 }
 
@@ -148,8 +148,8 @@ pub fn quantize(
 ) {
     match isa {
         Isa::Scalar => quant::quantize_into(x, block, scales, quants, sums),
-        // SAFETY: both are made only after AVX2, FMA and F16C were detected on this CPU.
+        // SAFETY: `Isa::Avx2` is made only after AVX2, FMA and F16C were detected on this CPU.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2(_) | Isa::Avx512(_) => unsafe { avx2::quantize(x, block, scales, quants, sums) },
+        Isa::Avx2(_) => unsafe { avx2::quantize(x, block, scales, quants, sums) },
     }
 }

@@ -1,45 +1,109 @@
-//! Many weight rows times many activation rows: weights are taken apart once and laid out for 16 rows at a time.
+//! A few weight rows times many activation rows: weights are taken apart once and laid out so that a lane of a vector
+//! is a weight row.
 //!
-//! A lane of a vector is a weight row. So each sum of the definition ([`quant::dot_q8`]) stays in its lane from the
-//! first block to the last: integers inside a block in any order, as they are exact, then one fused multiply-add for
-//! the scale and one for the minima. No sum crosses lanes, and the bits are those of one row alone.
+//! Each sum of the definition ([`quant::dot_q8`]) then stays in its lane from the first block to the last: integers
+//! inside a block in any order, as they are exact, then one fused multiply-add for the scale and one for the minima.
+//! No sum crosses lanes, and the bits are those of one row alone.
 //!
-//! Taking rows apart is the definition's own code, compiled for the instruction set, so every quantised format comes
-//! this way.
+//! Taking rows apart is the definition's own code, compiled for the instruction set, so a format needs no code of its
+//! own here, only a line in `Layout::of`.
+#![allow(unsafe_code, reason = "one call into a function for a detected instruction set")]
 
 #[cfg(target_arch = "x86_64")]
-mod avx512;
+mod avx2;
 #[cfg(test)]
 mod tests;
 
-use quant::{BlockType, Codes, Q8View};
+use quant::{BlockType, Q8View};
 
 use super::isa::Isa;
 
-/// Weight rows of a group: 32-bit lanes of the widest vector.
-pub(super) const ROWS: usize = 16;
+/// Weight rows of a group: 32-bit lanes of a vector.
+pub(super) const ROWS: usize = 8;
 
 /// Activation rows that pay for taking weights apart.
 const COLUMNS: usize = 8;
 
+/// Largest sum of two products that 16 bits must hold: code times quant, which reaches -128.
+const fn pair(most: i16) -> i16 {
+    2 * 128 * most
+}
+
 /// Whether `n_columns` activation rows are best multiplied by packed rows of this type.
-pub(super) const fn is_for(isa: Isa, ty: BlockType, n_columns: usize) -> bool {
+pub(super) fn is_for(isa: Isa, ty: BlockType, n_columns: usize) -> bool {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512(_) => n_columns >= COLUMNS && !ty.is_float(),
-        _ => false,
+        Isa::Avx2(_) => n_columns >= COLUMNS && Layout::of(ty).is_some(),
+        Isa::Scalar => false,
+    }
+}
+
+/// How codes of a type are laid out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Layout {
+    /// Values that share a sub-scale; 32 if there are none.
+    run: usize,
+    /// Added to codes, so that none is negative.
+    zero: i8,
+    /// Largest code after that, at most 127: the sum of two products fits 16 bits.
+    most: i16,
+    /// Whether groups have minima.
+    minima: bool,
+}
+
+impl Layout {
+    /// That of a type, unless its codes have more than 7 bits.
+    fn of(ty: BlockType) -> Option<Self> {
+        let signed = |run, zero| Self { run, zero, most: 2 * i16::from(zero), minima: false };
+        let lowered = |run, zero, most| Self { run, zero, most, minima: false };
+        let with_minima = |run, most| Self { run, zero: 0, most, minima: true };
+        Some(match ty {
+            BlockType::Q4_0 => lowered(32, 8, 15),
+            BlockType::Q4_1 => with_minima(32, 15),
+            BlockType::Q5_0 => lowered(32, 16, 31),
+            BlockType::Q5_1 => with_minima(32, 31),
+            BlockType::Q2K => with_minima(16, 3),
+            BlockType::Q3K => lowered(16, 4, 7),
+            BlockType::Q4K => with_minima(32, 15),
+            BlockType::Q5K => with_minima(32, 31),
+            BlockType::Q6K => lowered(16, 32, 63),
+            BlockType::Iq1S => signed(32, 9),
+            BlockType::Iq1M => signed(16, 9),
+            BlockType::Iq2Xxs => signed(32, 43),
+            BlockType::Iq2Xs | BlockType::Iq2S => signed(16, 43),
+            BlockType::Iq3Xxs => signed(32, 62),
+            BlockType::Iq3S => signed(32, 15),
+            BlockType::Mxfp4 => signed(32, 12),
+            BlockType::Affine(affine) if affine.bits() < 8 => {
+                with_minima(32, (1 << affine.bits()) - 1)
+            }
+            _ => return None,
+        })
+    }
+
+    /// Steps of four codes whose sums 16 bits hold: one, or a number that divides a run.
+    const fn steps(self) -> usize {
+        let fit = (i16::MAX / pair(self.most)) as usize;
+        if fit >= 8 && self.run == 32 {
+            8
+        } else if fit >= 4 {
+            4
+        } else if fit >= 2 {
+            2
+        } else {
+            1
+        }
     }
 }
 
 /// [`ROWS`] weight rows, laid out so that lane `r` of every vector belongs to row `r`.
 #[derive(Debug, Default)]
 pub(super) struct Packed {
-    shape: Shape,
-    /// Codes plus [`Shape::zero`], `[blocks, block / 4, ROWS, 4]`.
+    /// Codes plus [`Layout::zero`], `[n_in / 4, ROWS, 4]`.
     codes: Vec<u8>,
-    /// Sub-scales of runs of 16 values, or of 32 where all types of run agree, `[blocks, runs, ROWS]`.
-    scales: Vec<i32>,
-    /// Factors of pairs of group sums, `[blocks, block / 32, ROWS, 2]`: minima, or what [`Shape::zero`] added.
+    /// Sub-scales, each twice, `[n_in / run, ROWS, 2]`.
+    scales: Vec<i16>,
+    /// Factors of pairs of group sums, `[n_in / 32, ROWS, 2]`: minima, or what [`Layout::zero`] added.
     sums: Vec<i16>,
     /// `[blocks]`.
     heads: Vec<Head>,
@@ -52,89 +116,43 @@ struct Head {
     min_scale: [f32; ROWS],
 }
 
-/// How a type is laid out.
-#[derive(Debug, Clone, Copy, Default)]
-struct Shape {
-    block: usize,
-    /// Values that share a sub-scale; `block` if there are none.
-    run: usize,
-    /// Whether the type has minima.
-    minima: bool,
-    /// What makes codes unsigned.
-    zero: u8,
-    n_blocks: usize,
-}
-
-impl Shape {
-    fn of(ty: BlockType, n_in: usize) -> Self {
-        let Codes { offset, minima } = Codes::of(ty);
-        let block = ty.block_len();
-        let zero = if minima { offset as u8 } else { 128 };
-        Self { block, run: run(ty), minima, zero, n_blocks: n_in / block }
-    }
-}
-
-/// Values that share a sub-scale.
-fn run(ty: BlockType) -> usize {
-    match ty {
-        BlockType::Q2K
-        | BlockType::Q3K
-        | BlockType::Q6K
-        | BlockType::Iq1M
-        | BlockType::Iq2Xs
-        | BlockType::Iq2S => 16,
-        BlockType::Q4K
-        | BlockType::Q5K
-        | BlockType::Iq1S
-        | BlockType::Iq2Xxs
-        | BlockType::Iq3Xxs
-        | BlockType::Iq3S
-        | BlockType::Iq4Xs => 32,
-        _ => ty.block_len(),
-    }
-}
-
 impl Packed {
     /// Bytes that it holds.
-    pub(super) fn bytes(&self) -> u64 {
+    pub(super) const fn bytes(&self) -> u64 {
         let heads = self.heads.capacity() * size_of::<Head>();
-        let rest = self.codes.capacity() + 4 * self.scales.capacity() + 2 * self.sums.capacity();
-        (heads + rest) as u64
+        let words = 2 * (self.scales.capacity() + self.sums.capacity());
+        (heads + self.codes.capacity() + words) as u64
     }
 
-    /// Makes room for a type.
-    fn prepare(&mut self, shape: Shape) {
-        let Shape { block, run, n_blocks, .. } = shape;
-        let n = n_blocks * block;
-        let runs = if run < block { n / run } else { 0 };
-        self.shape = shape;
-        exact(&mut self.codes, n * ROWS);
-        exact(&mut self.scales, runs * ROWS);
-        exact(&mut self.sums, n / 16 * ROWS);
-        exact(&mut self.heads, n_blocks);
+    fn resize(&mut self, n_in: usize, block: usize, run: usize) {
+        resize(&mut self.codes, n_in * ROWS);
+        resize(&mut self.scales, n_in / run * 2 * ROWS);
+        resize(&mut self.sums, n_in / 32 * 2 * ROWS);
+        resize(&mut self.heads, n_in / block);
     }
 }
 
-/// Makes `buffer` as long as that. What it holds is about to be overwritten.
-fn exact<T: Copy + Default>(buffer: &mut Vec<T>, len: usize) {
+/// What `buffer` holds is about to be overwritten.
+fn resize<T: Copy + Default>(buffer: &mut Vec<T>, len: usize) {
+    // No more than that: the plan counts these bytes.
     buffer.reserve_exact(len.saturating_sub(buffer.len()));
     buffer.resize(len, T::default());
 }
 
-/// `out[c][o] = row o · xs[c]` for [`ROWS`] rows of `n_in` values.
-pub(super) struct Product<'a> {
+/// [`ROWS`] weight rows of a type that [`is_for`] accepts.
+pub(super) struct Rows<'a> {
     pub(super) isa: Isa,
     pub(super) block_type: BlockType,
     pub(super) n_in: usize,
     /// `[ROWS, n_in]`.
-    pub(super) rows: &'a [u8],
+    pub(super) bytes: &'a [u8],
 }
 
-impl Product<'_> {
-    /// Multiplies with columns `0..n`: `x(c)` is an activation row, `store(c, y)` takes its products.
+impl Rows<'_> {
+    /// Multiplies with activation rows `x(0..n)`; `store(c, y)` takes the [`ROWS`] products of the `c`-th.
     ///
     /// # Panics
-    /// If [`is_for`] does not hold, or lengths or blocks do not belong together.
+    /// If the type or the instruction set is none for packed rows, or lengths or blocks do not belong together.
     pub(super) fn multiply<'x>(
         &self,
         packed: &mut Packed,
@@ -142,11 +160,13 @@ impl Product<'_> {
         x: impl Fn(usize) -> Q8View<'x>,
         store: impl FnMut(usize, &[f32; ROWS]),
     ) {
-        packed.prepare(Shape::of(self.block_type, self.n_in));
+        let layout = Layout::of(self.block_type).expect("codes of at most 7 bits");
+        packed.resize(self.n_in, self.block_type.block_len(), layout.run);
         match self.isa {
+            // SAFETY: `Isa::Avx2` is made only after AVX2, FMA and F16C were detected on this CPU.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512(_) => avx512::multiply(self, packed, n, x, store),
-            _ => panic!("{} has no products of packed rows", self.isa.name()),
+            Isa::Avx2(_) => unsafe { avx2::multiply(self, layout, packed, n, x, store) },
+            Isa::Scalar => panic!("portable code takes rows one by one"),
         }
     }
 }

@@ -3,13 +3,14 @@ use quant::{BlockType, Q8Row};
 use super::*;
 use crate::cpu::test_data::{Random, set_scales_to_one, tame};
 
-fn types() -> impl Iterator<Item = BlockType> {
-    BlockType::ALL.into_iter().filter(|ty| !ty.is_float())
+/// Types that can be packed.
+fn types() -> impl Iterator<Item = (BlockType, Layout)> {
+    BlockType::ALL.into_iter().filter_map(|ty| Some((ty, Layout::of(ty)?)))
 }
 
 /// Instruction sets of this CPU that multiply packed rows.
 fn sets() -> impl Iterator<Item = Isa> {
-    Isa::available().filter(|isa| is_for(*isa, BlockType::Q8_0, COLUMNS))
+    Isa::available().filter(|isa| is_for(*isa, BlockType::Q4K, COLUMNS))
 }
 
 /// Compares with the definition, for every number of columns up to that of `xs`.
@@ -18,10 +19,10 @@ fn check(ty: BlockType, rows: &[u8], xs: &[Q8Row]) {
     let row_bytes = rows.len() / ROWS;
     let mut packed = Packed::default();
     for isa in sets() {
-        let product = Product { isa, block_type: ty, n_in, rows };
+        let weights = Rows { isa, block_type: ty, n_in, bytes: rows };
         for n in 0..=xs.len() {
             let mut seen = vec![false; n];
-            product.multiply(
+            weights.multiply(
                 &mut packed,
                 n,
                 |c| xs[c].view(),
@@ -49,7 +50,7 @@ fn quantized(ty: BlockType, x: &[f32]) -> Q8Row {
 #[test]
 fn every_type_gives_the_bits_of_the_definition() {
     let mut random = Random(3);
-    for ty in types() {
+    for (ty, _) in types() {
         for blocks in [1, 2, 3, 8] {
             let n_in = blocks * ty.block_len();
             let mut rows = random.bytes(ROWS * ty.row_bytes(n_in).unwrap());
@@ -62,7 +63,7 @@ fn every_type_gives_the_bits_of_the_definition() {
 
 #[test]
 fn codes_and_quants_of_the_largest_size_do_not_overflow() {
-    for ty in types() {
+    for (ty, _) in types() {
         let n_in = 3 * ty.block_len();
         for byte in [0x00, 0x7f, 0x80, 0xff] {
             let mut rows = vec![byte; ROWS * ty.row_bytes(n_in).unwrap()];
@@ -78,26 +79,26 @@ fn codes_and_quants_of_the_largest_size_do_not_overflow() {
 }
 
 #[test]
-fn values_of_a_run_share_a_sub_scale() {
+fn layouts_hold_what_blocks_have() {
     let mut random = Random(4);
-    for ty in types() {
-        let mut rows = random.bytes(64 * ty.block_bytes());
+    let mut largest = std::collections::BTreeMap::new();
+    for (ty, layout) in types() {
+        let mut rows = random.bytes(512 * ty.block_bytes());
         tame(ty, &mut rows);
-        let groups = run(ty) / quant::GROUP;
-        quant::unpack_rows(ty, &rows, 64, ty.block_len(), |_, _, unpacked| {
+        let groups = layout.run / quant::GROUP;
+        quant::unpack_rows(ty, &rows, 512, ty.block_len(), |_, _, unpacked| {
             let scales = &unpacked.scales[..ty.block_len() / quant::GROUP];
             let shared = |run: &[i8]| run.iter().all(|scale| *scale == run[0]);
             assert!(scales.chunks_exact(groups).all(shared), "{ty}: {scales:?}");
-            let one = run(ty) < ty.block_len() || scales.iter().all(|scale| *scale == 1);
-            assert!(one, "{ty}: {scales:?}");
-            if Codes::of(ty).minima {
-                let offset = Codes::of(ty).offset;
-                let codes = unpacked.codes[..ty.block_len()].iter();
-                assert!(
-                    codes.map(|c| i16::from(*c) + offset).all(|c| (0..256).contains(&c)),
-                    "{ty}"
-                );
+            for code in &unpacked.codes[..ty.block_len()] {
+                let code = i16::from(*code) + i16::from(layout.zero);
+                assert!((0..=layout.most).contains(&code), "{ty}: {code}");
+                let most = largest.entry(ty).or_insert(code);
+                *most = code.max(*most);
             }
         });
+        assert!(layout.most < 128 && i32::from(pair(layout.most)) == 256 * i32::from(layout.most));
+        assert!(layout.steps() as i32 * i32::from(pair(layout.most)) <= i32::from(i16::MAX));
+        assert_eq!(largest[&ty], layout.most, "{ty}: no more room than its codes need");
     }
 }
