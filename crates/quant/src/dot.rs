@@ -84,30 +84,29 @@ pub fn decode_row(ty: BlockType, row: &[u8], out: &mut [f32]) {
     with_format!(ty, format, shape => decode_blocks(format, shape, row, out), decode_floats(ty, row, out));
 }
 
-/// Takes `n_rows` rows apart, block by block: calls `each(block, row, unpacked)` for all rows of the first block, then
-/// of the second.
+/// Takes `R` rows of `n_in` values apart: calls `each(block, rows)` for each block of all rows, with `unpacked` for work
+/// space.
 ///
 /// # Panics
-/// If `ty` is a float type, or `rows` is not exactly the bytes of rows of `n_in` values.
+/// If `ty` is a float type, or `rows` is not exactly the bytes of the rows.
 #[inline(always)]
-pub fn unpack_rows(
+pub fn unpack_rows<const R: usize>(
     ty: BlockType,
     rows: &[u8],
-    n_rows: usize,
     n_in: usize,
-    mut each: impl FnMut(usize, usize, &Unpacked),
+    unpacked: &mut [Unpacked; R],
+    mut each: impl FnMut(usize, &[Unpacked; R]),
 ) {
-    let bytes = rows.len() / n_rows.max(1);
-    assert_eq!(rows.len(), bytes * n_rows, "rows of one length");
+    let bytes = rows.len() / R;
+    assert_eq!(rows.len(), bytes * R, "rows of one length");
     check_row(ty, &rows[..bytes], n_in);
-    let mut unpacked = Unpacked::new();
     with_format!(
         ty,
         format, shape => for block in 0..n_in / shape.len {
-            for (r, row) in rows.chunks_exact(bytes).enumerate() {
-                format.unpack(&row[block * shape.bytes..][..shape.bytes], &mut unpacked);
-                each(block, r, &unpacked);
+            for (row, unpacked) in rows.chunks_exact(bytes).zip(&mut *unpacked) {
+                format.unpack(&row[block * shape.bytes..][..shape.bytes], unpacked);
             }
+            each(block, unpacked);
         },
         panic!("{ty} weights have no integer codes")
     );

@@ -16,7 +16,7 @@ const TILED_BYTES: usize = 16 << 10;
 /// Weight bytes of a panel when one does: enough to make claiming it cheap.
 const SINGLE_BYTES: usize = 32 << 10;
 /// Activation rows of a panel, so that a task stays short.
-pub(super) const PANEL_COLUMNS: usize = 64;
+pub(super) const PANEL_COLUMNS: usize = 256;
 
 /// Weight rows of a panel of the given type that meets `n_columns` activation rows.
 pub(super) fn panel_rows(isa: Isa, w: BlockType, row_bytes: usize, n_columns: usize) -> usize {

@@ -7,6 +7,8 @@ use super::{Format, Unpacked, f16_at, part};
 fn crumbs(packed: &[u8; 64], out: &mut Unpacked) {
     let runs = out.codes.as_chunks_mut::<128>().0;
     for (runs, bytes) in runs.iter_mut().zip(packed.as_chunks::<32>().0) {
+        // A copy, so that the compiler sees that the codes do not overlap it.
+        let bytes = *bytes;
         for (i, byte) in bytes.iter().enumerate() {
             runs[i] = (byte & 3) as i8;
             runs[32 + i] = (byte >> 2 & 3) as i8;
@@ -21,6 +23,8 @@ fn crumbs(packed: &[u8; 64], out: &mut Unpacked) {
 fn run_nibbles(packed: &[u8; 128], out: &mut Unpacked) {
     let runs = out.codes.as_chunks_mut::<64>().0;
     for (runs, bytes) in runs.iter_mut().zip(packed.as_chunks::<32>().0) {
+        // A copy, so that the compiler sees that the codes do not overlap it.
+        let bytes = *bytes;
         for (i, byte) in bytes.iter().enumerate() {
             runs[i] = (byte & 15) as i8;
             runs[32 + i] = (byte >> 4) as i8;

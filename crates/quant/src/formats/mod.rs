@@ -36,7 +36,8 @@ pub struct Unpacked {
 }
 
 impl Unpacked {
-    pub(crate) const fn new() -> Self {
+    /// A block of zeros.
+    pub const fn new() -> Self {
         Self {
             scale: 0.0,
             min_scale: 0.0,

@@ -8,7 +8,7 @@
 
 use std::arch::x86_64::*;
 
-use quant::{GROUP, Q8View, unpack_rows};
+use quant::{GROUP, Q8View, Unpacked, unpack_rows};
 
 use super::{Layout, Packed, ROWS, Rows};
 
@@ -36,18 +36,22 @@ pub(super) fn multiply<'x>(
     let mut c = 0;
     while c < n {
         // The last tile takes its last column as often as it has room.
-        let xs = [0, 1, 2, 3].map(|i| check((c + i).min(n - 1)));
-        let products = match (layout.run, layout.steps(), layout.minima) {
-            (32, 8, true) => tile::<32, 8, true>(packed, block, xs),
-            (32, 8, false) => tile::<32, 8, false>(packed, block, xs),
-            (32, 4, true) => tile::<32, 4, true>(packed, block, xs),
-            (32, 4, false) => tile::<32, 4, false>(packed, block, xs),
-            (32, 2, true) => tile::<32, 2, true>(packed, block, xs),
-            (32, _, false) => tile::<32, 1, false>(packed, block, xs),
-            (16, 4, true) => tile::<16, 4, true>(packed, block, xs),
-            (16, 4, false) => tile::<16, 4, false>(packed, block, xs),
-            (16, 2, false) => tile::<16, 2, false>(packed, block, xs),
-            (16, 1, false) => tile::<16, 1, false>(packed, block, xs),
+        let column = |i: usize| check((c + i).min(n - 1));
+        let xs = [column(0), column(1), column(2), column(3)];
+        let Layout { run, minima, halves, .. } = layout;
+        let products = match (run, layout.steps(), minima, halves) {
+            (32, 8, true, false) => tile::<32, 8, true, 1>(packed, block, xs),
+            (32, 8, false, false) => tile::<32, 8, false, 1>(packed, block, xs),
+            (32, 8, true, true) => tile::<32, 8, true, 2>(packed, block, xs),
+            (32, 8, false, true) => tile::<32, 8, false, 2>(packed, block, xs),
+            (32, 4, true, false) => tile::<32, 4, true, 1>(packed, block, xs),
+            (32, 4, false, false) => tile::<32, 4, false, 1>(packed, block, xs),
+            (32, 2, true, false) => tile::<32, 2, true, 1>(packed, block, xs),
+            (32, 1, false, false) => tile::<32, 1, false, 1>(packed, block, xs),
+            (16, 4, true, false) => tile::<16, 4, true, 1>(packed, block, xs),
+            (16, 4, false, false) => tile::<16, 4, false, 1>(packed, block, xs),
+            (16, 2, false, false) => tile::<16, 2, false, 1>(packed, block, xs),
+            (16, 1, false, false) => tile::<16, 1, false, 1>(packed, block, xs),
             _ => unreachable!("{layout:?} is no type's layout"),
         };
         for (i, y) in products.into_iter().enumerate().take(n - c) {
@@ -61,47 +65,66 @@ pub(super) fn multiply<'x>(
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn pack(rows: &Rows<'_>, layout: Layout, packed: &mut Packed) {
-    let Layout { run, zero, minima, .. } = layout;
+    let Layout { run, zero, minima, halves, .. } = layout;
+    let planes = layout.planes();
     let Rows { block_type, n_in, bytes, .. } = *rows;
     let block = block_type.block_len();
     let (runs, pairs) = (block / run, block / (2 * GROUP));
     let Packed { codes, scales, sums, heads } = packed;
-    let mut staged = [[0_i8; 256]; ROWS];
-    unpack_rows(block_type, bytes, ROWS, n_in, |b, r, unpacked| {
-        heads[b].scale[r] = unpacked.scale;
-        heads[b].min_scale[r] = unpacked.min_scale;
-        let scales = scales[b * runs * 2 * ROWS..].as_chunks_mut::<{ 2 * ROWS }>().0;
-        let groups = unpacked.scales.chunks_exact(run / GROUP).take(runs);
-        for (scales, group) in scales.iter_mut().zip(groups) {
-            scales[2 * r..2 * r + 2].fill(i16::from(group[0]));
+    let by = if minima { 1 } else { i16::from(zero) };
+    let mut unpacked = [const { Unpacked::new() }; ROWS];
+    unpack_rows(block_type, bytes, n_in, &mut unpacked, |b, rows| {
+        let scales = scales.as_chunks_mut::<{ 2 * ROWS }>().0;
+        let scales = &mut scales[b * runs * planes..(b + 1) * runs * planes];
+        let sums = &mut sums.as_chunks_mut::<{ 2 * ROWS }>().0[b * pairs..(b + 1) * pairs];
+        for (r, row) in rows.iter().enumerate() {
+            heads[b].scale[r] = row.scale;
+            heads[b].min_scale[r] = row.min_scale;
+            let runs = row.scales.chunks_exact(run / GROUP);
+            for (scales, group) in scales.chunks_exact_mut(planes).zip(runs) {
+                let scale = i16::from(group[0]);
+                scales[0][2 * r..2 * r + 2].fill(scale);
+                if halves {
+                    scales[1][2 * r..2 * r + 2].fill(16 * scale);
+                }
+            }
+            let factors = if minima { &row.mins } else { &row.scales };
+            for (sums, pair) in sums.iter_mut().zip(factors.as_chunks::<2>().0) {
+                sums[2 * r] = i16::from(pair[0]) * by;
+                sums[2 * r + 1] = i16::from(pair[1]) * by;
+            }
         }
-        let sums = sums[b * pairs * 2 * ROWS..].as_chunks_mut::<{ 2 * ROWS }>().0;
-        let factors = if minima { &unpacked.mins } else { &unpacked.scales };
-        let by = if minima { 1 } else { i16::from(zero) };
-        for (sums, pair) in sums.iter_mut().zip(factors.as_chunks::<2>().0).take(pairs) {
-            sums[2 * r] = i16::from(pair[0]) * by;
-            sums[2 * r + 1] = i16::from(pair[1]) * by;
-        }
-        staged[r][..block].copy_from_slice(&unpacked.codes[..block]);
-        if r == ROWS - 1 {
-            let codes = &mut codes[b * block * ROWS..(b + 1) * block * ROWS];
-            for (k, codes) in codes.as_chunks_mut().0.iter_mut().enumerate() {
-                transpose(&staged, 32 * k, zero, codes);
+        let bytes = block * planes * ROWS;
+        let codes = codes[b * bytes..(b + 1) * bytes].as_chunks_mut().0;
+        for (k, codes) in codes.chunks_exact_mut(planes).enumerate() {
+            transpose(rows, 32 * k, zero, &mut codes[0]);
+            if halves {
+                let [low, high] = codes else { unreachable!("two planes") };
+                split(low, high);
             }
         }
     });
 }
 
+/// Codes to their low and high halves.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn split(low: &mut [u8; 32 * ROWS], high: &mut [u8; 32 * ROWS]) {
+    for (low, high) in low.iter_mut().zip(high) {
+        (*low, *high) = (*low & 15, *low >> 4);
+    }
+}
+
 /// 32 codes of each row from value `first` on, raised by `zero`: `[ROWS, 8, 4]` to `[8, ROWS, 4]`.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn transpose(staged: &[[i8; 256]; ROWS], first: usize, zero: i8, codes: &mut [u8; 32 * ROWS]) {
+fn transpose(rows: &[Unpacked; ROWS], first: usize, zero: u8, codes: &mut [u8; 32 * ROWS]) {
     let mut a = [_mm256_setzero_si256(); ROWS];
-    for (a, row) in a.iter_mut().zip(staged) {
-        let row: &[i8; 32] = row[first..].first_chunk().expect("32 codes");
+    for (a, row) in a.iter_mut().zip(rows) {
+        let row: &[i8; 32] = row.codes[first..].first_chunk().expect("32 codes");
         // SAFETY: 32 bytes; the load may be unaligned.
         let row = unsafe { _mm256_loadu_si256(row.as_ptr().cast()) };
-        *a = _mm256_add_epi8(row, _mm256_set1_epi8(zero));
+        *a = _mm256_add_epi8(row, _mm256_set1_epi8(zero.cast_signed()));
     }
     let mut b = a;
     for i in 0..4 {
@@ -128,51 +151,52 @@ fn transpose(staged: &[[i8; 256]; ROWS], first: usize, zero: i8, codes: &mut [u8
     }
 }
 
-/// All rows times a tile of columns. `RUN` values share a sub-scale, `STEPS` steps of four fit 16 bits.
+/// All rows times a tile of columns. `RUN` values share a sub-scale, `STEPS` steps of four fit 16 bits, and a value
+/// has `PLANES` codes.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn tile<const RUN: usize, const STEPS: usize, const MINIMA: bool>(
+fn tile<const RUN: usize, const STEPS: usize, const MINIMA: bool, const PLANES: usize>(
     packed: &Packed,
     block: usize,
     xs: [Q8View<'_>; TILE],
 ) -> [__m256; TILE] {
-    let codes = packed.codes.as_chunks::<{ 4 * ROWS }>().0.chunks_exact(block / 4);
-    let scales = packed.scales.as_chunks::<{ 2 * ROWS }>().0.chunks_exact(block / RUN);
+    let codes = packed.codes.as_chunks::<{ 4 * ROWS }>().0.chunks_exact(block / 4 * PLANES);
+    let scales = packed.scales.as_chunks::<{ 2 * ROWS }>().0.chunks_exact(block / RUN * PLANES);
     let sums = packed.sums.as_chunks::<{ 2 * ROWS }>().0.chunks_exact(block / 32);
     let mut acc = [_mm256_setzero_ps(); TILE];
     let blocks = packed.heads.iter().zip(codes).zip(scales.zip(sums));
     for (b, ((head, codes), (scales, sums))) in blocks.enumerate() {
-        let quants = xs.map(|x| x.quants[b * block..][..block].as_chunks::<4>().0);
+        let mut quants: [&[[i8; 4]]; TILE] = [&[]; TILE];
+        for c in 0..TILE {
+            quants[c] = xs[c].quants[b * block..(b + 1) * block].as_chunks().0;
+        }
         let mut isum = [_mm256_setzero_si256(); TILE];
-        let runs = codes.chunks_exact(RUN / 4).zip(scales).enumerate();
-        for (run, (codes, scale)) in runs {
+        let planes = codes.chunks_exact(RUN / 4).zip(scales).enumerate();
+        for (plane, (codes, scale)) in planes {
             let scale = load_i16(scale);
-            let start = run * (RUN / 4);
-            for (i, codes) in codes.as_chunks::<STEPS>().0.iter().enumerate() {
-                let quants = quants.map(|q| &q[start + i * STEPS..][..STEPS]);
+            for codes in codes.as_chunks::<STEPS>().0 {
                 let mut sum = [_mm256_setzero_si256(); TILE];
-                for (k, w) in codes.iter().enumerate() {
-                    let w = load_codes(w);
+                for k in 0..STEPS {
+                    let w = load_codes(&codes[k]);
                     for c in 0..TILE {
-                        let q = i32::from_le_bytes(quants[c][k].map(i8::cast_unsigned));
-                        let products = _mm256_maddubs_epi16(w, _mm256_set1_epi32(q));
+                        let quants: &[[i8; 4]; STEPS] = quants[c].first_chunk().expect("quants");
+                        let products = _mm256_maddubs_epi16(w, four_to_all(&quants[k]));
                         sum[c] = if k == 0 { products } else { _mm256_add_epi16(sum[c], products) };
                     }
                 }
                 for c in 0..TILE {
+                    if plane % PLANES == PLANES - 1 {
+                        quants[c] = &quants[c][STEPS..];
+                    }
                     isum[c] = _mm256_add_epi32(isum[c], _mm256_madd_epi16(sum[c], scale));
                 }
             }
         }
-        let pairs = block / 32;
-        let group_sums = xs.map(|x| &x.sums.as_chunks::<2>().0[b * pairs..][..pairs]);
         let mut msum = [_mm256_setzero_si256(); TILE];
-        for (k, factors) in sums.iter().enumerate() {
-            let factors = load_i16(factors);
-            for c in 0..TILE {
-                let [low, high] = group_sums[c][k];
-                let both = i32::from(low) & 0xffff | i32::from(high) << 16;
-                let products = _mm256_madd_epi16(factors, _mm256_set1_epi32(both));
+        for c in 0..TILE {
+            let group_sums = &xs[c].sums[b * block / GROUP..(b + 1) * block / GROUP];
+            for (factors, pair) in sums.iter().zip(group_sums.as_chunks().0) {
+                let products = _mm256_madd_epi16(load_i16(factors), two_to_all(pair));
                 msum[c] = _mm256_add_epi32(msum[c], products);
             }
         }
@@ -188,6 +212,22 @@ fn tile<const RUN: usize, const STEPS: usize, const MINIMA: bool>(
         }
     }
     acc
+}
+
+/// Four quants, to every lane.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn four_to_all(quants: &[i8; 4]) -> __m256i {
+    // SAFETY: 4 bytes, read as such.
+    _mm256_set1_epi32(unsafe { quants.as_ptr().cast::<i32>().read_unaligned() })
+}
+
+/// Two group sums, to every lane.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn two_to_all(sums: &[i16; 2]) -> __m256i {
+    // SAFETY: 4 bytes, read as such.
+    _mm256_set1_epi32(unsafe { sums.as_ptr().cast::<i32>().read_unaligned() })
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]

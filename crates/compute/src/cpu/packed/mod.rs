@@ -6,7 +6,7 @@
 //! No sum crosses lanes, and the bits are those of one row alone.
 //!
 //! Taking rows apart is the definition's own code, compiled for the instruction set, so a format needs no code of its
-//! own here, only a line in `Layout::of`.
+//! own here, only a line in `Layout::of`. Codes of 8 bits are two of 4: `Σ c·q = Σ low·q + 16·Σ high·q`, exactly.
 #![allow(unsafe_code, reason = "one call into a function for a detected instruction set")]
 
 #[cfg(target_arch = "x86_64")]
@@ -44,28 +44,32 @@ struct Layout {
     /// Values that share a sub-scale; 32 if there are none.
     run: usize,
     /// Added to codes, so that none is negative.
-    zero: i8,
-    /// Largest code after that, at most 127: the sum of two products fits 16 bits.
+    zero: u8,
+    /// Largest code after that, or largest half of one.
     most: i16,
     /// Whether groups have minima.
     minima: bool,
+    /// Whether codes have more than 7 bits: the sum of two products would not fit 16 bits. Their halves are laid out.
+    halves: bool,
 }
 
 impl Layout {
-    /// That of a type, unless its codes have more than 7 bits.
+    /// That of a type, unless it is a float type.
     fn of(ty: BlockType) -> Option<Self> {
-        let signed = |run, zero| Self { run, zero, most: 2 * i16::from(zero), minima: false };
-        let lowered = |run, zero, most| Self { run, zero, most, minima: false };
-        let with_minima = |run, most| Self { run, zero: 0, most, minima: true };
+        let lowered = |run, zero, most| Self { run, zero, most, minima: false, halves: false };
+        let signed = |run, zero| lowered(run, zero, 2 * i16::from(zero));
+        let minima = |run, most| Self { run, zero: 0, most, minima: true, halves: false };
+        let halves = |minima| Self { run: 32, zero: 128, most: 15, minima, halves: true };
         Some(match ty {
             BlockType::Q4_0 => lowered(32, 8, 15),
-            BlockType::Q4_1 => with_minima(32, 15),
+            BlockType::Q4_1 => minima(32, 15),
             BlockType::Q5_0 => lowered(32, 16, 31),
-            BlockType::Q5_1 => with_minima(32, 31),
-            BlockType::Q2K => with_minima(16, 3),
+            BlockType::Q5_1 => minima(32, 31),
+            BlockType::Q8_0 | BlockType::Iq4Nl | BlockType::Iq4Xs => halves(false),
+            BlockType::Q2K => minima(16, 3),
             BlockType::Q3K => lowered(16, 4, 7),
-            BlockType::Q4K => with_minima(32, 15),
-            BlockType::Q5K => with_minima(32, 31),
+            BlockType::Q4K => minima(32, 15),
+            BlockType::Q5K => minima(32, 31),
             BlockType::Q6K => lowered(16, 32, 63),
             BlockType::Iq1S => signed(32, 9),
             BlockType::Iq1M => signed(16, 9),
@@ -74,11 +78,15 @@ impl Layout {
             BlockType::Iq3Xxs => signed(32, 62),
             BlockType::Iq3S => signed(32, 15),
             BlockType::Mxfp4 => signed(32, 12),
-            BlockType::Affine(affine) if affine.bits() < 8 => {
-                with_minima(32, (1 << affine.bits()) - 1)
-            }
-            _ => return None,
+            BlockType::Affine(affine) if affine.bits() == 8 => halves(true),
+            BlockType::Affine(affine) => minima(32, (1 << affine.bits()) - 1),
+            BlockType::F32 | BlockType::F16 | BlockType::Bf16 | BlockType::Fp8(_) => return None,
         })
+    }
+
+    /// Codes, or halves of codes, for each value.
+    const fn planes(self) -> usize {
+        if self.halves { 2 } else { 1 }
     }
 
     /// Steps of four codes whose sums 16 bits hold: one, or a number that divides a run.
@@ -99,9 +107,9 @@ impl Layout {
 /// [`ROWS`] weight rows, laid out so that lane `r` of every vector belongs to row `r`.
 #[derive(Debug, Default)]
 pub(super) struct Packed {
-    /// Codes plus [`Layout::zero`], `[n_in / 4, ROWS, 4]`.
+    /// Codes plus [`Layout::zero`], `[n_in / run, planes, run / 4, ROWS, 4]`; low halves before high ones.
     codes: Vec<u8>,
-    /// Sub-scales, each twice, `[n_in / run, ROWS, 2]`.
+    /// Sub-scales, each twice, `[n_in / run, planes, ROWS, 2]`; those of high halves times 16.
     scales: Vec<i16>,
     /// Factors of pairs of group sums, `[n_in / 32, ROWS, 2]`: minima, or what [`Layout::zero`] added.
     sums: Vec<i16>,
@@ -124,9 +132,9 @@ impl Packed {
         (heads + self.codes.capacity() + words) as u64
     }
 
-    fn resize(&mut self, n_in: usize, block: usize, run: usize) {
-        resize(&mut self.codes, n_in * ROWS);
-        resize(&mut self.scales, n_in / run * 2 * ROWS);
+    fn resize(&mut self, n_in: usize, block: usize, layout: Layout) {
+        resize(&mut self.codes, n_in * layout.planes() * ROWS);
+        resize(&mut self.scales, n_in / layout.run * layout.planes() * 2 * ROWS);
         resize(&mut self.sums, n_in / 32 * 2 * ROWS);
         resize(&mut self.heads, n_in / block);
     }
@@ -160,8 +168,8 @@ impl Rows<'_> {
         x: impl Fn(usize) -> Q8View<'x>,
         store: impl FnMut(usize, &[f32; ROWS]),
     ) {
-        let layout = Layout::of(self.block_type).expect("codes of at most 7 bits");
-        packed.resize(self.n_in, self.block_type.block_len(), layout.run);
+        let layout = Layout::of(self.block_type).expect("a type with integer codes");
+        packed.resize(self.n_in, self.block_type.block_len(), layout);
         match self.isa {
             // SAFETY: `Isa::Avx2` is made only after AVX2, FMA and F16C were detected on this CPU.
             #[cfg(target_arch = "x86_64")]
