@@ -39,6 +39,11 @@ pub fn cpu(options: Options) -> Box<dyn Backend> {
     Box::new(host::HostBackend::new(cpu::CpuKernels::new(options), options.kv))
 }
 
+/// Memory in which a thread of [`cpu()`] lays out quantised weights whose rows have at most `n_in` values.
+pub const fn panel_bytes(n_in: usize) -> u64 {
+    cpu::panel_bytes(n_in)
+}
+
 /// `inner`, run late on another thread, with everything that the host could peek at poisoned: for tests.
 pub fn deferred(inner: Box<dyn Backend>, seed: u64) -> Box<dyn Backend> {
     Box::new(deferred::Deferred::new(inner, seed))

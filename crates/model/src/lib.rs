@@ -21,6 +21,8 @@ mod streams;
 
 pub use experts::{ExpertCounters, ExpertStream};
 pub use load::LoadError;
-pub use memory::{NamedBytes, kv_bytes_per_token, recurrent_bytes, resident_terms, scratch_terms};
+pub use memory::{
+    NamedBytes, kv_bytes_per_token, recurrent_bytes, resident_terms, scratch_terms, thread_bytes,
+};
 pub use network::{ForwardError, LogitRows, Network, NetworkOptions};
 pub use routes::RouteLog;

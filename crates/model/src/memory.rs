@@ -244,9 +244,7 @@ pub fn scratch_terms(model: &Model, rows: u32, logit_rows: u32) -> Vec<NamedByte
     terms.push(NamedBytes { name: "expert outputs", bytes: outputs });
     let inner = 4 * pairs * 2 * router.expert_width as u64;
     terms.push(NamedBytes { name: "expert insides", bytes: inner });
-    let mixed = geometry.recurrent.as_ref().map_or(0, |shape| delta_net::widths(shape)[4]);
-    let inputs = [geometry.hidden, attention::Shape::of(config).widths()[3], mixed, residual];
-    let widest = inputs.into_iter().fold(geometry.shared_width.unwrap_or(0), usize::max) as u64;
+    let widest = widest_input(config, &geometry) as u64;
     let inner = pairs * router.expert_width as u64;
     // Gate and up matrices may need blocks of different sizes. In blocks of 32, the smallest, a value takes a byte and
     // an eighth each for its share of a scale and of a group sum.
@@ -255,4 +253,19 @@ pub fn scratch_terms(model: &Model, rows: u32, logit_rows: u32) -> Vec<NamedByte
     let logits = 4 * u64::from(logit_rows) * u64::from(config.vocab);
     terms.push(NamedBytes { name: "logits", bytes: logits });
     terms
+}
+
+/// Memory in which one kernel thread lays out weights.
+pub fn thread_bytes(config: &ModelConfig) -> u64 {
+    let geometry = Geometry::of(config);
+    let widest = widest_input(config, &geometry).max(geometry.router.expert_width);
+    compute::panel_bytes(widest)
+}
+
+/// Values of the longest row that a weight outside of experts is multiplied with.
+fn widest_input(config: &ModelConfig, geometry: &Geometry) -> usize {
+    let mixed = geometry.recurrent.as_ref().map_or(0, |shape| delta_net::widths(shape)[4]);
+    let attended = attention::Shape::of(config).widths()[3];
+    let inputs = [geometry.hidden, attended, mixed, geometry.residual_width()];
+    inputs.into_iter().fold(geometry.shared_width.unwrap_or(0), usize::max)
 }

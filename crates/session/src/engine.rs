@@ -185,7 +185,7 @@ impl OpenModel {
                 .file_name()
                 .map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
             budget: options.budget.clone(),
-            process_base: process_base(options),
+            process_base: process_base(options, model::thread_bytes(config)),
             resident: model::resident_terms(&self.model)
                 .into_iter()
                 .map(to_term)
@@ -301,8 +301,8 @@ const THREAD_BYTES: u64 = 64 << 10;
 
 /// The process as it is now and the threads that it is about to start, in whole MiB: two commands that do the same do
 /// not measure the same to the page.
-fn process_base(options: &EngineOptions) -> Bytes {
-    let threads = THREAD_BYTES * options.threads as u64;
+fn process_base(options: &EngineOptions, thread_bytes: u64) -> Bytes {
+    let threads = (THREAD_BYTES + thread_bytes) * options.threads as u64;
     Bytes((memory_plan::current_rss().0 + threads).next_multiple_of(1 << 20))
 }
 

@@ -33,6 +33,7 @@ use crate::kernels::{
 use crate::reference::delta_rule;
 
 use isa::Isa;
+pub(crate) use packed::most_bytes as panel_bytes;
 use panel::Inputs;
 use pool::Pool;
 use q8_rows::Q8Rows;

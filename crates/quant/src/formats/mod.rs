@@ -22,6 +22,7 @@ pub(crate) const MAX_GROUPS: usize = MAX_BLOCK / GROUP;
 /// may add a constant to every code.
 ///
 /// Blocks of 32 have two groups of 16, blocks of 256 have sixteen; what lies behind them is left over.
+#[derive(Debug, Clone)]
 pub struct Unpacked {
     /// Scale of the codes.
     pub scale: f32,
@@ -36,8 +37,7 @@ pub struct Unpacked {
 }
 
 impl Unpacked {
-    /// A block of zeros.
-    pub const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self {
             scale: 0.0,
             min_scale: 0.0,
@@ -68,6 +68,13 @@ impl Unpacked {
     #[inline(always)]
     fn runs_of_32(&mut self) -> impl Iterator<Item = &mut [i8; 32]> {
         self.codes.as_chunks_mut().0.iter_mut()
+    }
+}
+
+impl Default for Unpacked {
+    /// A block of zeros.
+    fn default() -> Self {
+        Self::new()
     }
 }
 

@@ -72,7 +72,7 @@ fn pack(rows: &Rows<'_>, layout: Layout, packed: &mut Packed) {
     let (runs, pairs) = (block / run, block / (2 * GROUP));
     let Packed { codes, scales, sums, heads } = packed;
     let by = if minima { 1 } else { i16::from(zero) };
-    let mut unpacked = [const { Unpacked::new() }; ROWS];
+    let mut unpacked: [Unpacked; ROWS] = Default::default();
     unpack_rows(block_type, bytes, n_in, &mut unpacked, |b, rows| {
         let scales = scales.as_chunks_mut::<{ 2 * ROWS }>().0;
         let scales = &mut scales[b * runs * planes..(b + 1) * runs * planes];

@@ -22,7 +22,7 @@ use super::isa::Isa;
 pub(super) const ROWS: usize = 8;
 
 /// Activation rows that pay for taking weights apart.
-const COLUMNS: usize = 8;
+const COLUMNS: usize = 16;
 
 /// Largest sum of two products that 16 bits must hold: code times quant, which reaches -128.
 const fn pair(most: i16) -> i16 {
@@ -62,14 +62,12 @@ impl Layout {
         let halves = |minima| Self { run: 32, zero: 128, most: 15, minima, halves: true };
         Some(match ty {
             BlockType::Q4_0 => lowered(32, 8, 15),
-            BlockType::Q4_1 => minima(32, 15),
+            BlockType::Q4_1 | BlockType::Q4K => minima(32, 15),
             BlockType::Q5_0 => lowered(32, 16, 31),
-            BlockType::Q5_1 => minima(32, 31),
+            BlockType::Q5_1 | BlockType::Q5K => minima(32, 31),
             BlockType::Q8_0 | BlockType::Iq4Nl | BlockType::Iq4Xs => halves(false),
             BlockType::Q2K => minima(16, 3),
             BlockType::Q3K => lowered(16, 4, 7),
-            BlockType::Q4K => minima(32, 15),
-            BlockType::Q5K => minima(32, 31),
             BlockType::Q6K => lowered(16, 32, 63),
             BlockType::Iq1S => signed(32, 9),
             BlockType::Iq1M => signed(16, 9),
@@ -122,6 +120,15 @@ pub(super) struct Packed {
 struct Head {
     scale: [f32; ROWS],
     min_scale: [f32; ROWS],
+}
+
+/// Bytes that rows of at most `n_in` values take, whatever their type.
+pub(crate) const fn most_bytes(n_in: usize) -> u64 {
+    // Codes have two halves only where runs have 32 values; blocks have at least 32.
+    let values = 2 * n_in * ROWS;
+    let scales = n_in / 16 * 2 * ROWS + n_in / 32 * 2 * ROWS;
+    let heads = n_in / 32 * size_of::<Head>();
+    (values + 2 * scales + heads) as u64
 }
 
 impl Packed {

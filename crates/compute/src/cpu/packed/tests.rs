@@ -86,7 +86,7 @@ fn layouts_hold_what_blocks_have() {
         let mut rows = random.bytes(512 * ty.block_bytes());
         tame(ty, &mut rows);
         let groups = layout.run / quant::GROUP;
-        let mut unpacked = [quant::Unpacked::new()];
+        let mut unpacked = [quant::Unpacked::default()];
         quant::unpack_rows(ty, &rows, 512 * ty.block_len(), &mut unpacked, |_, [unpacked]| {
             let scales = &unpacked.scales[..ty.block_len() / quant::GROUP];
             let shared = |run: &[i8]| run.iter().all(|scale| *scale == run[0]);
@@ -105,4 +105,19 @@ fn layouts_hold_what_blocks_have() {
         assert!(layout.steps() as i32 * i32::from(pair(layout.most)) <= i32::from(i16::MAX));
         assert_eq!(largest[&ty], layout.most, "{ty}: no more room than its codes need");
     }
+}
+
+#[test]
+fn no_type_takes_more_memory_than_planned() {
+    for (ty, layout) in types() {
+        for n_in in [256, 768, 2_560] {
+            let mut packed = Packed::default();
+            packed.resize(n_in, ty.block_len(), layout);
+            assert!(packed.bytes() <= most_bytes(n_in), "{ty}, {n_in} values");
+        }
+    }
+    let mut packed = Packed::default();
+    packed.resize(2_560, 32, Layout::of(BlockType::Q8_0).unwrap());
+    let halves = packed.bytes();
+    assert!(halves <= most_bytes(2_560) && halves * 10 > most_bytes(2_560) * 9);
 }
