@@ -128,7 +128,7 @@ impl Bed {
     }
 }
 
-#[divan::bench(args = loads(&[1, 4, 64]), consts = [12, 14, 8])]
+#[divan::bench(args = loads(&[1, 4, 64, 256]), consts = [12, 14, 8])]
 fn matmul<const GGML_TYPE: u32>(bencher: Bencher<'_, '_>, load: Load) {
     let ty = BlockType::from_ggml(GGML_TYPE).expect("a type of ours");
     let mut bed = Bed::new(load);
