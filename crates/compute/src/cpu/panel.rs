@@ -1,8 +1,8 @@
 //! A few weight rows times many activation rows: the inner part of every matrix product.
 //!
 //! Activation rows go in tiles of four, which share the unpacking of a weight row, while the panel's weights stay in
-//! the nearest cache. A product's bits do not depend on the tile that it is in, so one row and a thousand give the
-//! same.
+//! the nearest cache; many of them share it once, see [`packed`]. A product's bits do not depend on the tile that it is
+//! in, so one row and a thousand give the same.
 
 use quant::BlockType;
 
