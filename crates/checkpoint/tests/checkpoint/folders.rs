@@ -279,8 +279,11 @@ struct Seen {
 /// All tensors of all files that an index names.
 fn seen(folder: &Path) -> BTreeMap<String, Seen> {
     let index: Value = serde_json::from_slice(&std::fs::read(folder.join(INDEX)).unwrap()).unwrap();
-    let files: std::collections::BTreeSet<&str> =
+    let mut files: std::collections::BTreeSet<&str> =
         index["weight_map"].as_object().unwrap().values().map(|f| f.as_str().unwrap()).collect();
+    if folder.join(DRAFT).exists() {
+        files.insert(DRAFT);
+    }
     let mut all = BTreeMap::new();
     for file in files {
         let path = folder.join(file);
@@ -530,11 +533,7 @@ fn rename(path: &Path, change: impl Fn(&str) -> String) {
 
 #[test]
 fn a_converter_that_lists_shards_keeps_norms_as_they_are() {
-    let name = "models/qwen4_exp-a/mlx-4bit-g64";
-    if !fixture(name).exists() {
-        eprintln!("SKIPPED: {name} is in the complete set of fixtures only");
-        return;
-    }
+    let name = DRAFTING;
     let folder = copy(name);
     std::fs::remove_file(folder.path().join(INDEX)).unwrap();
     for part in 1..=3 {
@@ -546,7 +545,16 @@ fn a_converter_that_lists_shards_keeps_norms_as_they_are() {
     std::fs::write(&config, text).unwrap();
     let (listed, usual) = (open(folder.path()).unwrap(), open(&fixture(name)).unwrap());
     bind(&listed).unwrap();
-    for (tensor, other) in listed.directory.iter().zip(usual.directory.iter()) {
+    // A draft head in a file of its own does not tell whether it was kept so too.
+    assert_eq!(listed.warnings.len(), 1);
+    assert!(
+        listed.warnings[0].contains("in another layout than the model"),
+        "{:?}",
+        listed.warnings
+    );
+    let trunk = usual.directory.iter().filter(|tensor| !tensor.name.starts_with("blk.4."));
+    assert_eq!(listed.directory.len(), trunk.clone().count());
+    for (tensor, other) in listed.directory.iter().zip(trunk) {
         let norm = tensor.name.contains("norm") && !tensor.name.contains("ssm_norm");
         assert_eq!((&tensor.name, tensor.bytes), (&other.name, other.bytes));
         assert_eq!(tensor.map() == ValueMap::PlusOne, norm, "{}", tensor.name);
