@@ -182,6 +182,12 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
+    /// A warning that says why a model has no draft head.
+    pub(crate) fn without_draft(&self) -> String {
+        let error = self.to_string();
+        format!("the draft block is left out: {}", error.lines().next().unwrap_or_default())
+    }
+
     /// The kind of error, for programs.
     pub const fn class(&self) -> ErrorClass {
         match self {

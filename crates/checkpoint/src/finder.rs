@@ -8,9 +8,9 @@ use crate::directory::TensorInfo;
 use crate::error::{CheckpointError, printable};
 use crate::records::{LayerRecords, NgramTable, Records};
 use crate::tensors::{
-    AttentionTensors, DeltaNetBa, DeltaNetInput, DeltaNetTensors, DraftTensors, IndexerTensors,
-    InputTensors, LayerTensors, MixerTensors, ModelTensors, NgramTensors, SharedTensors,
-    StreamTensors,
+    AttentionTensors, DeltaNetBa, DeltaNetInput, DeltaNetTensors, DraftProjection, DraftTensors,
+    IndexerTensors, InputTensors, LayerTensors, MixerTensors, ModelTensors, NgramTensors,
+    SharedTensors, StreamTensors,
 };
 
 /// Finds tensors and checks shapes.
@@ -151,14 +151,38 @@ impl<'a> Finder<'a> {
                 (self.streams(&part, shape, false)?, u64::from(shape.streams) * hidden)
             }
         };
-        Ok(Some(DraftTensors {
+        let apart = name("embed_proj.weight");
+        let project = if self.checkpoint.directory.get(&apart).is_some() {
+            DraftProjection::Apart {
+                embed: self.tensor(&apart, &[hidden, hidden])?,
+                hidden: self.tensor(&name("hidden_proj.weight"), &[hidden, hidden])?,
+            }
+        } else {
+            DraftProjection::Joined(self.tensor(&name("eh_proj.weight"), &[hidden, 2 * hidden])?)
+        };
+        let draft = DraftTensors {
             embed_norm: self.tensor(&name("enorm.weight"), &[hidden])?,
             hidden_norm: self.tensor(&name("hnorm.weight"), &[all])?,
-            project: self.tensor(&name("eh_proj.weight"), &[hidden, 2 * hidden])?,
+            project,
             head_input,
             layer: self.layer(block, LayerKind::Attention)?,
             experts: LayerRecords::of(self, block)?,
-        }))
+        };
+        self.all_of_draft_used(block, &draft)?;
+        Ok(Some(draft))
+    }
+
+    /// Refuses a draft block with tensors that nothing uses, such as an embedding of its own.
+    fn all_of_draft_used(&self, block: u32, draft: &DraftTensors) -> Result<(), CheckpointError> {
+        let mut used: BTreeSet<&str> = BTreeSet::new();
+        draft.each(&mut |_, tensor| {
+            used.insert(&tensor.name);
+        });
+        used.extend(draft.experts.tensors().map(|tensor| tensor.name.as_str()));
+        let front = format!("blk.{block}.");
+        let of_block =
+            self.checkpoint.directory.iter().filter(|tensor| tensor.name.starts_with(&front));
+        self.none_left(of_block.filter(|tensor| !used.contains(tensor.name.as_str())))
     }
 
     fn attention(
@@ -268,10 +292,17 @@ impl<'a> Finder<'a> {
         });
         used.extend(records.tensors().map(|tensor| tensor.name.as_str()));
         used.extend(table.map(|table| table.tensor.name.as_str()));
-        let mut unknown =
+        self.none_left(
             self.checkpoint.directory.iter().filter(|tensor| {
                 !used.contains(tensor.name.as_str()) && !self.config.is_draft(tensor)
-            });
+            }),
+        )
+    }
+
+    fn none_left<'t>(
+        &self,
+        mut unknown: impl Iterator<Item = &'t TensorInfo>,
+    ) -> Result<(), CheckpointError> {
         let Some(first) = unknown.next() else { return Ok(()) };
         Err(CheckpointError::UnknownTensor {
             file: self.checkpoint.files[first.file.get()].path.clone(),

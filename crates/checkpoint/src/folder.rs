@@ -6,6 +6,7 @@
 
 mod build;
 mod config;
+mod draft;
 mod gather;
 mod names;
 mod quantization;
@@ -19,6 +20,7 @@ use units::FileIndex;
 
 use self::build::{Builder, ExpertSizes};
 use self::config::Config;
+use self::draft::Draft;
 use self::gather::{FileOf, Gathered, Numbers};
 use crate::Checkpoint;
 use crate::directory::{FileEntry, TensorDirectory};
@@ -187,6 +189,9 @@ fn open_folder(
         let source = FileSource::open(path)?;
         assembly.check(Index { path, source: &source })?;
     }
+    if let Some(path) = draft::beside(folder, &assembly.files) {
+        assembly.add_draft(&path);
+    }
     let (mut checkpoint, mut budget) = assembly.finish()?;
     let embedding = checkpoint.directory.get("token_embd.weight");
     let rows = embedding.and_then(|tensor| tensor.shape.first().copied());
@@ -215,6 +220,18 @@ pub(crate) fn parse(
         assembly.check(index)?;
     }
     assembly.finish().map(|(checkpoint, _)| checkpoint)
+}
+
+/// What experts in tensors of their own are held against, if there are such.
+fn expert_sizes(
+    gathered: &Gathered,
+    checkpoint: &Checkpoint,
+) -> Result<Option<ExpertSizes>, CheckpointError> {
+    if gathered.stacks().next().is_none() {
+        return Ok(None);
+    }
+    let [experts, width, hidden] = crate::config::expert_sizes(checkpoint)?;
+    Ok(Some(ExpertSizes { experts, width, hidden }))
 }
 
 /// Integers of a tensor: a few constants that other containers keep in their metadata.
@@ -253,6 +270,7 @@ struct Assembly<'a> {
     budget: Budget,
     config: Config,
     gathered: Gathered,
+    draft: Option<Draft>,
     files: Vec<FileEntry>,
     warnings: Vec<String>,
 }
@@ -261,16 +279,22 @@ impl<'a> Assembly<'a> {
     fn new(path: &'a Path, source: &dyn Source) -> Result<Self, CheckpointError> {
         let mut budget = Budget::new();
         let config = config::read(path, source, &mut budget)?;
-        let gathered = Gathered::new(config.family);
+        let gathered = Gathered::new(config.family, None);
+        let draft = Draft::new(&config);
         let (files, warnings) = (Vec::new(), Vec::new());
-        Ok(Self { path, budget, config, gathered, files, warnings })
+        Ok(Self { path, budget, config, gathered, draft, files, warnings })
     }
 
     fn add(&mut self, path: &Path, source: &dyn Source) -> Result<(), CheckpointError> {
         self.files.push(FileEntry { path: path.to_owned(), bytes: source.len() });
-        let Self { gathered, files, budget, .. } = self;
+        let Self { gathered, draft, config, files, budget, .. } = self;
         let known = gathered.numbers.len();
         safetensors::read(path, source, budget, &mut |entry, budget| {
+            if let Some(draft) = draft
+                && Draft::has(config.family, &entry.name)
+            {
+                draft.add(&entry, files, budget);
+            }
             gathered.add(&entry, files, budget)
         })?;
         for numbers in &self.gathered.numbers[known..] {
@@ -280,6 +304,28 @@ impl<'a> Assembly<'a> {
             self.config.metadata.insert(key, MetaValue::Array(MetaArray::I64s(values)));
         }
         Ok(())
+    }
+
+    /// Takes a file that holds nothing but the draft head.
+    fn add_draft(&mut self, path: &Path) {
+        let Self { draft: Some(draft), files, budget, .. } = self else { return };
+        if !draft.is_empty() {
+            // Those among the other tensors belong to the model beyond doubt.
+            return;
+        }
+        let mark = budget.mark();
+        let outcome = FileSource::open(path).and_then(|source| {
+            files.push(FileEntry { path: path.to_owned(), bytes: source.len() });
+            draft.has_own_file();
+            safetensors::read(path, &source, budget, &mut |entry, budget| {
+                draft.add(&entry, files, budget);
+                Ok(())
+            })
+        });
+        if let Err(error) = outcome {
+            draft.fail(error, budget);
+            budget.restore(mark);
+        }
     }
 
     /// Holds an index against the files.
@@ -340,20 +386,20 @@ impl<'a> Assembly<'a> {
             directory: TensorDirectory::default(),
             warnings: self.warnings,
         };
-        let alone = self.gathered.stacks().next().is_some();
-        let sizes = if alone {
-            let [experts, width, hidden] = crate::config::expert_sizes(&checkpoint)?;
-            Some(ExpertSizes { experts, width, hidden })
-        } else {
-            None
-        };
+        let sizes = expert_sizes(&self.gathered, &checkpoint)?;
         let builder = Builder {
             config: &self.config,
             config_path: self.path,
             metadata: &checkpoint.metadata,
             files: &checkpoint.files,
         };
-        let tensors = builder.tensors(&self.gathered, sizes, &mut self.budget)?;
+        let layout = builder.layout(&self.gathered)?;
+        let mut tensors = builder.tensors(&self.gathered, layout, sizes, &mut self.budget)?;
+        if let Some(mut draft) = self.draft.take() {
+            let sizes = expert_sizes(draft.gathered(), &checkpoint);
+            let found = draft.tensors(&builder, (layout, sizes), &tensors, &mut self.budget);
+            draft.settle(found, &mut tensors, &mut checkpoint);
+        }
         checkpoint.directory = TensorDirectory::new(tensors).map_err(|same| {
             let (first, again) = *same;
             let [file, other] = [&first, &again].map(|t| &checkpoint.files[t.file.get()].path);

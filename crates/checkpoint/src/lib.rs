@@ -45,9 +45,9 @@ pub use records::{ExpertRecord, LayerRecords, NgramTable, Records};
 pub use safetensors::{Dtype, SafeTensor, parse_safetensors};
 pub use source::{MemorySource, Source};
 pub use tensors::{
-    AttentionTensors, DeltaNetBa, DeltaNetInput, DeltaNetTensors, DraftTensors, IndexerTensors,
-    InputTensors, LayerTensors, MixerTensors, ModelTensors, NgramTensors, Role, SharedTensors,
-    StreamTensors,
+    AttentionTensors, DeltaNetBa, DeltaNetInput, DeltaNetTensors, DraftProjection, DraftTensors,
+    IndexerTensors, InputTensors, LayerTensors, MixerTensors, ModelTensors, NgramTensors, Role,
+    SharedTensors, StreamTensors,
 };
 pub use vocabulary::SPLIT_RULES;
 
@@ -88,6 +88,17 @@ pub struct Model {
     pub draft: Option<DraftTensors>,
     /// What is odd but harmless.
     pub warnings: Vec<String>,
+}
+
+impl Model {
+    /// The routed experts of the trunk, and those of the draft block as one more layer behind them.
+    ///
+    /// # Panics
+    /// If the model has no draft block.
+    pub fn records_with_draft(&self) -> Records {
+        let draft = self.draft.as_ref().expect("the model has a draft block");
+        self.records.with_layer(draft.experts.clone())
+    }
 }
 
 /// Opens a model: a GGUF file, or all parts of a split one (any part may be named); a folder with `config.json` and
@@ -187,9 +198,7 @@ pub fn bind(checkpoint: &Checkpoint) -> Result<Model, CheckpointError> {
     finder.all_used(&tensors, &records, ngram_table.as_ref())?;
     // A trunk is whole without its draft block, so what is wrong with that is no reason to refuse it.
     let draft = finder.draft().unwrap_or_else(|error| {
-        let error = error.to_string();
-        let what = error.lines().next().unwrap_or_default();
-        warnings.push(format!("the draft block is left out: {what}"));
+        warnings.push(error.without_draft());
         None
     });
     Ok(Model { config, tensors, records, ngram_table, draft, warnings })

@@ -133,7 +133,7 @@ impl LayerRecords {
     }
 }
 
-/// The routed experts of the trunk.
+/// The routed experts of the trunk; with those of a draft block behind them where that is loaded.
 #[derive(Debug, Clone)]
 pub struct Records {
     layers: Vec<LayerRecords>,
@@ -146,6 +146,13 @@ impl Records {
             .map(|layer| LayerRecords::of(finder, layer))
             .collect::<Result<_, CheckpointError>>()?;
         Ok(Self { layers, n_experts: finder.config.n_experts })
+    }
+
+    /// These, and the experts of one more layer.
+    pub(crate) fn with_layer(&self, layer: LayerRecords) -> Self {
+        let mut all = self.clone();
+        all.layers.push(layer);
+        all
     }
 
     /// Experts of a layer.

@@ -187,14 +187,29 @@ pub struct DraftTensors {
     pub embed_norm: TensorInfo,
     /// Norm of the trunk's residual, all streams as one: `[streams·hidden]`.
     pub hidden_norm: TensorInfo,
-    /// `[hidden, 2·hidden]`: of the embedding and of the residual (of one stream), side by side.
-    pub project: TensorInfo,
+    /// What makes the block's input of the two.
+    pub project: DraftProjection,
     /// What the head takes from the block's residual.
     pub head_input: InputTensors,
     /// The block itself, which is one of attention.
     pub layer: LayerTensors,
     /// Its routed experts.
     pub experts: LayerRecords,
+}
+
+/// What makes a draft block's input of the next token's embedding and of one stream of the trunk's residual.
+#[derive(Debug, Clone)]
+#[expect(clippy::large_enum_variant, reason = "one for a model, for as long as it lives")]
+pub enum DraftProjection {
+    /// `[hidden, 2·hidden]`, of the embedding and of the stream side by side.
+    Joined(TensorInfo),
+    /// A matrix `[hidden, hidden]` for each; the products are added.
+    Apart {
+        /// Of the embedding.
+        embed: TensorInfo,
+        /// Of a stream.
+        hidden: TensorInfo,
+    },
 }
 
 /// What a resident tensor is part of.
@@ -231,6 +246,28 @@ impl ModelTensors {
         for layer in &self.layers {
             layer.each(visit);
         }
+    }
+}
+
+impl DraftTensors {
+    /// Calls `visit` with every resident tensor of the block, once each.
+    pub fn each<'a>(&'a self, visit: &mut dyn FnMut(Role, &'a TensorInfo)) {
+        visit(Role::Norm, &self.embed_norm);
+        visit(Role::Norm, &self.hidden_norm);
+        self.project.tensors().for_each(|tensor| visit(Role::Streams, tensor));
+        self.head_input.each(visit);
+        self.layer.each(visit);
+    }
+}
+
+impl DraftProjection {
+    /// One matrix or two.
+    pub fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
+        let (first, second) = match self {
+            Self::Joined(joined) => (joined, None),
+            Self::Apart { embed, hidden } => (embed, Some(hidden)),
+        };
+        std::iter::once(first).chain(second)
     }
 }
 

@@ -268,6 +268,9 @@ pub(crate) struct PlanArgs {
     /// Rows of a prefill pass, a multiple of 64 [default: the planner's choice]
     #[arg(long, value_name = "TOKENS", help_heading = "Speed", allow_negative_numbers = true)]
     pub(crate) pass: Option<u32>,
+    /// With the draft head (MTP) loaded, which only some commands do
+    #[arg(long)]
+    pub(crate) draft: bool,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -367,7 +370,10 @@ pub(crate) struct TokenizeArgs {
 }
 
 #[derive(Args)]
-#[command(group = clap::ArgGroup::new("input").required(true))]
+#[command(
+    group = clap::ArgGroup::new("input").required(true),
+    after_help = "Example: sakia logits --ids-file ids.txt --out logits.npy --draft draft.npy"
+)]
 pub(crate) struct LogitsArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
@@ -391,6 +397,13 @@ pub(crate) struct LogitsArgs {
         help = "Where the router's choices go: .npy, int32 [n_tokens, n_layers, top_k]"
     )]
     pub(crate) routes: Option<PathBuf>,
+    // Markdown in a doc comment would be printed as it is.
+    #[arg(
+        long,
+        value_name = "FILE",
+        help = "Load the draft head (MTP) too and write its logits: .npy, float32 [n_tokens-1, n_vocab]; row t has seen token t+1 and guesses token t+2"
+    )]
+    pub(crate) draft: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) memory: MemoryArgs,
     #[command(flatten)]

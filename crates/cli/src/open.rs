@@ -100,8 +100,7 @@ pub(crate) fn load(opened: OpenModel, options: EngineOptions) -> Result<Engine> 
     for note in options.budget.notes() {
         report::note(&format!("note: {note}"));
     }
-    let total = model::resident_terms(&opened.model).iter().map(|term| term.bytes).sum();
-    let bar = report::load_bar(total);
+    let bar = report::load_bar(opened.load_bytes(&options));
     let engine = Engine::load(opened, options, &mut |bytes| bar.inc(bytes));
     bar.finish_and_clear();
     Ok(engine?)

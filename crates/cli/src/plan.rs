@@ -11,6 +11,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<ExitCode> {
     let chosen = open::choose(&args.model)?;
     let mut options = open::options(&chosen, &args.memory, None)?;
     options.pass_rows = args.pass;
+    options.draft = args.draft;
     let opened = open::open(&chosen)?;
     open::remark(&opened, &options);
     let plan = opened.plan(&options)?;

@@ -184,3 +184,55 @@ fn many_threads_stay_under_the_budget() {
     let number = |name: &str| receipt[name].as_u64().unwrap();
     assert!(number("peak_rss_bytes") <= number("budget_bytes"), "{receipt:#}");
 }
+
+#[test]
+fn a_draft_is_written_beside_the_logits_and_named_in_the_plan() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (out, draft, alone) = (file("l.npy"), file("d.npy"), file("alone.npy"));
+    let ids = ["logits", "--memory", "64MiB", "--ids", "5,6,7,8,9"];
+    let output = sakia(&[&ids[..], &["--out", &out, "--draft", &draft]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    let output = sakia(&[&ids[..], &["--out", &alone]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    let read = |path: &str| std::fs::read(path).unwrap();
+    assert!(read(&out) == read(&alone), "the trunk's logits are the same without a draft");
+    let header = |path| String::from_utf8_lossy(&read(path)[10..80]).into_owned();
+    assert!(header(&out).contains("'<f4'") && header(&out).contains("(5, 8192,)"));
+    assert!(header(&draft).contains("'<f4'") && header(&draft).contains("(4, 8192,)"));
+    assert_eq!(read(&draft).len() % 128, 0);
+    let names = |extra: &[&str]| -> Vec<String> {
+        let output = sakia(&[&["plan", "--memory", "64MiB", "--json"], extra].concat());
+        let plan: Value = serde_json::from_str(&stdout(&output)).unwrap();
+        let details = plan["details"].as_array().unwrap().iter();
+        let names = details.map(|term| term["name"].as_str().unwrap().to_owned());
+        names.filter(|name| name.contains("draft")).collect()
+    };
+    assert_eq!(names(&["--draft"]), ["draft head", "draft rows", "draft KV cache"]);
+    assert!(names(&[]).is_empty());
+}
+
+#[test]
+fn a_draft_that_cannot_be_is_refused_with_words() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (out, draft) = (file("l.npy"), file("d.npy"));
+    let other = "testdata/fixtures/models/qwen3_moe-a/f32.gguf";
+    for (args, words) in [
+        (
+            &["logits", "-m", other, "--ids", "1,2", "--out", &out, "--draft", &draft][..],
+            "has no draft head",
+        ),
+        (&["plan", "-m", other, "--draft"], "has no draft head"),
+        (&["logits", "--ids", "1,2", "--out", &out, "--draft", &out], "each needs its own file"),
+        (
+            &["logits", "--ids", "1,2", "--out", &out, "--routes", &draft, "--draft", &draft],
+            "--routes and --draft are both",
+        ),
+    ] {
+        let output = sakia(args);
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(words), "{args:?}: {}", stderr(&output));
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing half-written");
+}

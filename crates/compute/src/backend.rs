@@ -272,6 +272,17 @@ pub struct Selector {
     pub blocks: usize,
 }
 
+/// Values of rows that are copied into other rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Columns {
+    /// The first of them where they come from.
+    pub from: usize,
+    /// Where it goes.
+    pub to: usize,
+    /// How many.
+    pub width: usize,
+}
+
 /// One recorded operation.
 ///
 /// Buffers are `[rows of the pass, width]`; all rows of the pass unless `rows` says less.
@@ -344,6 +355,9 @@ pub enum Op {
     Add { x: BufferId, to: BufferId },
     /// `out[r] = [x[r], x[r], …]`: as many times as `out` is wider.
     Repeat { x: BufferId, out: BufferId },
+    /// `out[i][to..to + width] = x[rows.start + i][from..from + width]`: reads `rows` of `x`, writes rows of `out` from
+    /// row 0 and leaves their other values.
+    Copy { x: BufferId, out: BufferId, columns: Columns, rows: Range<usize> },
     /// RMS norm of each of `groups` equal parts of a row, then times `weight`, `[width]`: reads `rows` of `x`, writes
     /// `out` from row 0.
     GroupNorm {

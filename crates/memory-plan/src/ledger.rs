@@ -80,7 +80,7 @@ pub struct Plan {
     pub classes: Vec<PlannedClass>,
     /// Every term, slots included.
     pub terms: Vec<Term>,
-    /// What `resident weights` and `scratch` consist of.
+    /// What `resident weights` and `scratch` consist of, and other shares of terms that are worth a name.
     pub details: Vec<Term>,
     /// Sum of the terms.
     #[serde(serialize_with = "bytes")]

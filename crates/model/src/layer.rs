@@ -14,6 +14,7 @@ use crate::routes::RouteLog;
 use crate::streams;
 
 /// Activation buffers, all `[max_rows, …]`. Layers share them.
+#[derive(Clone, Copy)]
 pub(crate) struct Buffers {
     /// The residual, `[streams·hidden]`.
     pub(crate) h: BufferId,

@@ -5,7 +5,8 @@
 //!
 //! Start at [`Network::forward`]; a layer is sequenced in `layer.rs`, what it takes from the residual and gives back
 //! in `streams.rs`, its two mixers in `attention.rs` and `delta_net.rs`, its experts in `moe.rs` (what runs) and
-//! `experts.rs` (which bytes move), rows of an n-gram table in `ngram.rs`.
+//! `experts.rs` (which bytes move), rows of an n-gram table in `ngram.rs`, a block that guesses
+//! tokens ahead in `network/draft.rs`.
 
 mod attention;
 mod delta_net;
@@ -22,7 +23,9 @@ mod streams;
 pub use experts::{ExpertCounters, ExpertStream};
 pub use load::LoadError;
 pub use memory::{
-    NamedBytes, kv_bytes_per_token, recurrent_bytes, resident_terms, scratch_terms, thread_bytes,
+    NamedBytes, draft_kv_bytes_per_token, draft_scratch, draft_weights, kv_bytes_per_token,
+    recurrent_bytes, resident_terms, scratch_terms, thread_bytes,
 };
+pub use network::draft::DraftFrom;
 pub use network::{ForwardError, LogitRows, Network, NetworkOptions};
 pub use routes::RouteLog;

@@ -6,8 +6,8 @@
 use std::ops::Range;
 
 use checkpoint::{
-    AttentionTensors, DeltaNetBa, DeltaNetInput, DeltaNetShape, DeltaNetTensors, InputTensors,
-    LayerTensors, MixerTensors, Model, StreamTensors, TensorInfo, ValueMap,
+    AttentionTensors, DeltaNetBa, DeltaNetInput, DeltaNetShape, DeltaNetTensors, DraftTensors,
+    InputTensors, LayerTensors, MixerTensors, Model, StreamTensors, TensorInfo, ValueMap,
 };
 use compute::backend::{Backend, ComputeError, DeltaParams, MatrixShape, WeightId};
 use expert_store::{ReadError, Store};
@@ -58,12 +58,29 @@ pub(crate) struct LayerWeights {
     pub(crate) shared: Option<SharedWeights>,
 }
 
+/// A draft block.
+pub(crate) struct DraftWeights {
+    pub(crate) embed_norm: WeightId,
+    pub(crate) hidden_norm: WeightId,
+    pub(crate) project: DraftProjection,
+    pub(crate) head_input: InputWeights,
+    pub(crate) layer: LayerWeights,
+}
+
+/// Of embedding and hidden state: one matrix for both side by side, or one for each.
+pub(crate) enum DraftProjection {
+    Joined(WeightId),
+    Apart { embed: WeightId, hidden: WeightId },
+}
+
 /// How a block takes its input from the residual, and gives its output back.
+#[derive(Clone, Copy)]
 pub(crate) enum InputWeights {
     Norm(WeightId),
     Streams(StreamWeights),
 }
 
+#[derive(Clone, Copy)]
 pub(crate) struct StreamWeights {
     pub(crate) norm: WeightId,
     pub(crate) down: WeightId,
@@ -139,6 +156,25 @@ impl Loader<'_> {
         let layers = tensors.layers.iter().map(|layer| self.layer(layer, delta_net));
         let layers = layers.collect::<Result<_, LoadError>>()?;
         Ok(Weights { embed, head_input, output, layers })
+    }
+
+    /// What the block has of its own; embedding and head are the trunk's.
+    pub(crate) fn draft(&mut self, tensors: &DraftTensors) -> Result<DraftWeights, LoadError> {
+        let project = match &tensors.project {
+            checkpoint::DraftProjection::Joined(joined) => {
+                DraftProjection::Joined(self.matrix(joined)?)
+            }
+            checkpoint::DraftProjection::Apart { embed, hidden } => {
+                DraftProjection::Apart { embed: self.matrix(embed)?, hidden: self.matrix(hidden)? }
+            }
+        };
+        Ok(DraftWeights {
+            embed_norm: self.vector(&tensors.embed_norm)?,
+            hidden_norm: self.vector(&tensors.hidden_norm)?,
+            project,
+            head_input: self.input(&tensors.head_input)?,
+            layer: self.layer(&tensors.layer, None)?,
+        })
     }
 
     fn layer(

@@ -12,7 +12,7 @@ use expert_store::{Destination, NgramStore};
 
 use crate::attention;
 use crate::delta_net;
-use crate::network::Geometry;
+use crate::network::{Geometry, draft};
 use crate::ngram;
 
 /// A named amount of memory.
@@ -89,6 +89,19 @@ pub fn resident_terms(model: &Model) -> Vec<NamedBytes> {
     .filter(|(_, bytes)| *bytes > 0)
     .map(|(name, bytes)| NamedBytes { name, bytes })
     .collect()
+}
+
+/// What stays in memory of a draft block, where that is loaded; nothing if the model has none.
+pub fn draft_weights(model: &Model) -> Option<NamedBytes> {
+    let draft = model.draft.as_ref()?;
+    let mut parts = Parts::default();
+    parts.input(&draft.head_input);
+    parts.layer(&draft.layer);
+    parts.norms += vector_bytes(&draft.embed_norm) + vector_bytes(&draft.hidden_norm);
+    let Parts { attention, delta_net, shared, router, norms, streams, ngram } = parts;
+    let layer = attention + delta_net + shared + router + norms + streams + ngram;
+    let project: u64 = draft.project.tensors().map(matrix_bytes).sum();
+    Some(NamedBytes { name: "draft head", bytes: layer + project })
 }
 
 /// Resident bytes of layers, as they lie in memory.
@@ -172,22 +185,32 @@ const SCORE_ROWS: u64 = 32;
 
 /// KV cache of one position over all attention layers, with what an indexer and an n-gram table remember of it.
 pub fn kv_bytes_per_token(config: &ModelConfig, kv: KvType) -> u64 {
+    let geometry = Geometry::of(config);
+    let layers = geometry.kv_layers as u64;
+    let scores =
+        geometry.attention.index.map_or(0, |index| (4 * SCORE_ROWS).div_ceil(index.ratio as u64));
+    let token = if geometry.ngram.is_some() { 4 } else { 0 };
+    layers * layer_bytes_per_token(&geometry, kv) + scores + token
+}
+
+/// The same of a draft block alone, where that is loaded.
+pub fn draft_kv_bytes_per_token(config: &ModelConfig, kv: KvType) -> u64 {
+    layer_bytes_per_token(&Geometry::of(config), kv)
+}
+
+/// Keys, values and index keys of one position and layer.
+fn layer_bytes_per_token(geometry: &Geometry, kv: KvType) -> u64 {
     let width = match kv {
         KvType::F16 => 2,
         KvType::F32 => 4,
     };
-    let geometry = Geometry::of(config);
-    let layers = geometry.kv_layers as u64;
     let index = geometry.attention.index.map_or(0, |index| {
         // A key of its own, and its share of the block's.
         let [_, key] = index.widths();
-        (key + key.div_ceil(index.ratio)) as u64
+        key + key.div_ceil(index.ratio)
     });
-    let heads = 2 * u64::from(config.kv_heads) * u64::from(config.head_dim);
-    let scores =
-        geometry.attention.index.map_or(0, |index| (4 * SCORE_ROWS).div_ceil(index.ratio as u64));
-    let token = if geometry.ngram.is_some() { 4 } else { 0 };
-    layers * (heads + index) * width + scores + token
+    let heads = 2 * geometry.attention.key.count * geometry.attention.key.dim;
+    (heads + index) as u64 * width
 }
 
 /// Recurrent state of one sequence: delta-rule matrices and convolution inputs, f32.
@@ -200,6 +223,23 @@ pub fn recurrent_bytes(config: &ModelConfig) -> u64 {
     });
     let extra = geometry.ngram.map_or(0, |shape| shape.conv.count * shape.conv.state_len());
     4 * (recurrent + extra) as u64
+}
+
+/// Activation memory that a draft block adds to a pass of `rows` rows.
+pub fn draft_scratch(config: &ModelConfig, rows: u32) -> NamedBytes {
+    let geometry = Geometry::of(config);
+    let [residual, hidden, pair] = draft::widths(&geometry);
+    let mut widths = residual + hidden + pair;
+    if geometry.kv_layers == 0 {
+        // The trunk has no such rows to share.
+        widths += geometry.attention.widths().iter().sum::<usize>();
+    }
+    // The pair in blocks of 8 bit, as other activations.
+    let values = 4 * widths + pair + pair.div_ceil(4);
+    // Of rows: what they are. Hidden states of a snapshot and on its way back.
+    let places = 2 * size_of::<(u32, u32)>();
+    let bytes = u64::from(rows) * (values + places) as u64 + 8 * residual as u64;
+    NamedBytes { name: "draft rows", bytes }
 }
 
 /// Activation memory of a pass of `rows` rows that may ask for `logit_rows` rows of logits.

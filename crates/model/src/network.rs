@@ -1,11 +1,13 @@
 //! A loaded model: weights, buffers, sequences, experts; rows in, logits out.
 
+pub(crate) mod draft;
+
 use std::ops::Range;
 
 use checkpoint::{GateActivation, LayerKind, Model, ModelConfig};
 use compute::backend::{
     Backend, BufferId, ComputeError, Gate, MatrixShape, Op, RecurrentShape, Role, RopeId, RopeSpec,
-    RouterShape, Row, SequenceId, SequenceShape, SlotClass, SnapshotId, Yarn,
+    RouterShape, Row, SequenceId, SequenceShape, SlotClass, Yarn,
 };
 use expert_store::{NgramCounters, NgramStore, ReadError};
 use slot_pool::PoolError;
@@ -15,11 +17,12 @@ use crate::attention;
 use crate::delta_net;
 use crate::experts::ExpertStream;
 use crate::layer::{Buffers, Pass};
-use crate::load::{LoadError, Loader, Weights};
+use crate::load::{InputWeights, LoadError, Loader, Weights};
 use crate::moe;
 use crate::ngram::{self, Ngrams};
 use crate::routes::RouteLog;
 use crate::streams;
+use draft::Draft;
 
 /// Rows of logits computed at once: a head of 150,000 words takes 0.6 MB a row.
 const LOGIT_BLOCK: usize = 16;
@@ -143,9 +146,17 @@ impl Geometry {
         }
     }
 
+    /// The same with the caches of a draft block, which is one more layer of attention.
+    pub(crate) const fn with_draft(self) -> Self {
+        Self { kv_layers: self.kv_layers + 1, ..self }
+    }
+
     /// Values of a row of the residual.
-    pub(crate) fn residual_width(&self) -> usize {
-        self.hidden * self.streams.map_or(1, |shape| shape.count)
+    pub(crate) const fn residual_width(&self) -> usize {
+        match self.streams {
+            Some(shape) => self.hidden * shape.count,
+            None => self.hidden,
+        }
     }
 }
 
@@ -160,6 +171,9 @@ pub struct NetworkOptions {
     pub logit_rows: usize,
     /// Slots, class after class, as the pool has them.
     pub slots: Vec<SlotClass>,
+    /// Whether the draft head is loaded too. Then slots and records are also for its experts, which are those of one
+    /// more layer.
+    pub draft: bool,
 }
 
 /// Which rows of a pass give logits.
@@ -178,6 +192,7 @@ pub struct Network {
     // Dropped in this order: the store inside `experts` joins its readers before the backend frees the slots.
     experts: ExpertStream,
     ngrams: Option<Ngrams>,
+    draft: Option<Draft>,
     backend: Box<dyn Backend>,
     config: ModelConfig,
     geometry: Geometry,
@@ -201,7 +216,7 @@ impl Network {
     /// A tensor cannot be read or holds NaN, or memory runs out.
     ///
     /// # Panics
-    /// If the model has an n-gram table and its store is missing.
+    /// If the model has an n-gram table and its store is missing, or a draft head is wanted and it has none.
     pub fn load(
         model: &Model,
         mut backend: Box<dyn Backend>,
@@ -210,14 +225,22 @@ impl Network {
         options: NetworkOptions,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self, LoadError> {
-        let geometry = Geometry::of(&model.config);
+        let trunk = Geometry::of(&model.config);
+        let geometry = if options.draft { trunk.with_draft() } else { trunk };
         let ngrams = model.config.ngram.clone().map(|shape| {
             let store = ngrams.expect("the model has an n-gram table");
             Ngrams::new(store, shape, options.max_rows)
         });
         let (store, rms_eps) = (experts.store(), geometry.rms_eps);
-        let weights = Loader { backend: &mut *backend, store, rms_eps, progress }.load(model)?;
-        let buffers = alloc_buffers(&mut *backend, options.max_rows, &geometry)?;
+        let mut loader = Loader { backend: &mut *backend, store, rms_eps, progress };
+        let weights = loader.load(model)?;
+        let buffers = alloc_buffers(loader.backend, options.max_rows, &geometry)?;
+        let draft = if options.draft {
+            let tensors = model.draft.as_ref().expect("the model has a draft head");
+            Some(Draft::load(&mut loader, tensors, &buffers, &geometry, options.max_rows)?)
+        } else {
+            None
+        };
         let rope = backend.alloc_rope(rope_spec(&model.config));
         let vocab = model.config.vocab as usize;
         let logits = backend.alloc_buffer(options.logit_rows.min(LOGIT_BLOCK), vocab)?;
@@ -225,6 +248,7 @@ impl Network {
         Ok(Self {
             experts,
             ngrams,
+            draft,
             backend,
             config: model.config.clone(),
             geometry,
@@ -287,30 +311,18 @@ impl Network {
         if let Some(ngrams) = &mut self.ngrams {
             ngrams.open_sequence(sequence, context_tokens);
         }
+        if let Some(draft) = &mut self.draft {
+            draft.open_sequence(sequence);
+        }
         Ok(sequence)
     }
 
     /// Empties a sequence.
     pub fn reset(&mut self, sequence: SequenceId) {
         self.backend.reset(sequence);
-    }
-
-    /// Remembers the recurrent state of a sequence as it is now.
-    ///
-    /// # Errors
-    /// [`ComputeError::OutOfMemory`].
-    pub fn snapshot(&mut self, sequence: SequenceId) -> Result<SnapshotId, ComputeError> {
-        self.backend.snapshot(sequence)
-    }
-
-    /// Puts a remembered state back; the next row continues at the position where it was taken.
-    pub fn rollback(&mut self, sequence: SequenceId, snapshot: SnapshotId) {
-        self.backend.rollback(sequence, snapshot);
-    }
-
-    /// Frees a remembered state.
-    pub fn drop_snapshot(&mut self, snapshot: SnapshotId) {
-        self.backend.drop_snapshot(snapshot);
+        if let Some(draft) = &mut self.draft {
+            draft.reset(sequence);
+        }
     }
 
     /// Runs one pass over `rows` and hands the logits of the wanted rows to `sink` as `(row, [vocab])`.
@@ -329,6 +341,9 @@ impl Network {
         if let Some(ngrams) = &mut self.ngrams {
             ngrams.request(rows);
         }
+        if let Some(draft) = &mut self.draft {
+            draft.begin_trunk();
+        }
         self.backend.begin_pass(rows);
         if let Some(log) = &mut self.routes {
             log.begin_pass(rows.len());
@@ -337,6 +352,21 @@ impl Network {
         if let Some(log) = &mut self.routes {
             log.end_pass(rows.len());
         }
+        if let Some(draft) = &mut self.draft {
+            draft.end_trunk(rows);
+        }
+        let (buffers, input) = (self.buffers, self.weights.head_input);
+        self.heads(rows, want, (&buffers, &input), sink)
+    }
+
+    /// The wanted rows of logits of a residual, and the end of the pass.
+    fn heads(
+        &mut self,
+        rows: &[Row],
+        want: LogitRows,
+        from: (&Buffers, &InputWeights),
+        sink: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), ForwardError> {
         let wanted = match want {
             LogitRows::None => rows.len()..rows.len(),
             LogitRows::Last => rows.len() - 1..rows.len(),
@@ -344,7 +374,7 @@ impl Network {
         };
         for start in wanted.clone().step_by(LOGIT_BLOCK.min(self.options.logit_rows)) {
             let end = wanted.end.min(start + LOGIT_BLOCK.min(self.options.logit_rows));
-            self.head(rows, start..end, sink)?;
+            self.head(rows, start..end, from, sink)?;
         }
         self.backend.submit();
         Ok(())
@@ -385,16 +415,12 @@ impl Network {
         &mut self,
         rows: &[Row],
         block: Range<usize>,
+        (buffers, input): (&Buffers, &InputWeights),
         sink: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), ForwardError> {
-        streams::record_input(
-            &mut *self.backend,
-            &self.geometry,
-            &self.buffers,
-            &self.weights.head_input,
-            block.clone(),
-        );
-        let (weight, x, out) = (self.weights.output, self.buffers.x, self.logits);
+        let (backend, geometry) = (&mut *self.backend, &self.geometry);
+        streams::record_input(backend, geometry, buffers, input, block.clone());
+        let (weight, x, out) = (self.weights.output, buffers.x, self.logits);
         self.backend.record(Op::MatMul { weight, x, out, rows: 0..block.len() });
         for (row, source) in block.enumerate() {
             self.backend.read_back(self.logits, row, &mut self.host_logits);

@@ -3,9 +3,10 @@
 //! The order is what makes the budget honest: headers and tokenizer first, then the process is measured, then the
 //! plan is made, and only then are slots and buffers reserved.
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
-use checkpoint::{Checkpoint, CheckpointError, Model};
+use checkpoint::{Checkpoint, CheckpointError, Model, Records};
 use compute::Options;
 use compute::backend::{Activations, Backend, KvType, SlotClass};
 use expert_store::{
@@ -27,6 +28,9 @@ pub const DEFAULT_CONTEXT: u32 = 8192;
 
 /// Rows of an n-gram table that are kept after they were read: some MiB. Common word pairs come back soon or never.
 const NGRAM_ROWS: u32 = 1 << 15;
+
+/// The name of a draft head's share of the KV cache among the details of a plan.
+const DRAFT_CACHE: &str = "draft KV cache";
 
 /// Which implementation computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -69,6 +73,8 @@ pub struct EngineOptions {
     pub faults: Option<FaultPlan>,
     /// Most rows of logits at once: 1 to generate.
     pub logit_rows: u32,
+    /// Whether the draft head is loaded too.
+    pub draft: bool,
 }
 
 impl EngineOptions {
@@ -88,6 +94,7 @@ impl EngineOptions {
             direct: DirectMode::Auto,
             faults: None,
             logit_rows: 1,
+            draft: false,
         }
     }
 }
@@ -113,6 +120,16 @@ pub enum EngineError {
     /// The resident weights cannot be loaded.
     #[error(transparent)]
     Load(#[from] LoadError),
+    /// A draft head is wanted and the model has none.
+    #[error(
+        "{} has no draft head: no block for multi-token prediction was found, or none that is understood\n\n\
+         hint: leave the drafts out, or use files that were converted with that block (`mtp.*` or `nextn` tensors)",
+        model.display()
+    )]
+    NoDraft {
+        /// As given by the user.
+        model: PathBuf,
+    },
     /// An option that this model cannot have.
     #[error("{0}")]
     Option(String),
@@ -160,7 +177,59 @@ impl OpenModel {
     /// # Errors
     /// [`EngineError::Plan`], or an option that makes no sense for this model.
     pub fn plan(&self, options: &EngineOptions) -> Result<Plan, EngineError> {
+        self.check(options)?;
         let config = &self.model.config;
+        let context = self.context(options) as u32;
+        let to_term = |t: model::NamedBytes| Term::new(t.name, Bytes(t.bytes));
+        let passes: Vec<u32> =
+            options.pass_rows.map_or_else(|| PASS_ROWS.to_vec(), |rows| vec![rows]);
+        let rows_of_context = context.next_multiple_of(GRID as u32);
+        let passes: Vec<u32> = passes.into_iter().map(|rows| rows.min(rows_of_context)).collect();
+        let draft_kv = model::draft_kv_bytes_per_token(config, options.kv);
+        let draft_kv = if options.draft { draft_kv } else { 0 };
+        let input = PlanInput {
+            model: self
+                .path
+                .file_name()
+                .map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
+            budget: options.budget.clone(),
+            process_base: process_base(options, model::thread_bytes(config)),
+            resident: model::resident_terms(&self.model)
+                .into_iter()
+                .chain(self.draft_weights(options))
+                .map(to_term)
+                .chain(self.ngram_cache(options))
+                .chain(self.staging(options))
+                .collect(),
+            kv_bytes_per_token: Bytes(model::kv_bytes_per_token(config, options.kv) + draft_kv),
+            // The running state and the one that the next turn starts from.
+            state: Bytes(2 * model::recurrent_bytes(config)),
+            context,
+            context_is_default: options.context.is_none(),
+            scratch: &|rows| {
+                let draft = options.draft.then(|| model::draft_scratch(config, rows));
+                model::scratch_terms(&self.model, rows, options.logit_rows)
+                    .into_iter()
+                    .chain(draft)
+                    .map(to_term)
+                    .collect()
+            },
+            passes: &passes,
+            records: record_classes(&self.records(options)),
+            top_k: config.top_k,
+            slots: options.slots,
+        };
+        let mut plan = memory_plan::plan(&input)?;
+        if options.draft {
+            // Its share of a term that is one number for all layers.
+            let bytes = Bytes(draft_kv.saturating_mul(u64::from(context)));
+            plan.details.push(Term::new(DRAFT_CACHE, bytes));
+        }
+        Ok(plan)
+    }
+
+    /// Whether options make sense for this model.
+    fn check(&self, options: &EngineOptions) -> Result<(), EngineError> {
         if let Some(rows) = options.pass_rows
             && (rows == 0 || !(rows as usize).is_multiple_of(GRID))
         {
@@ -173,42 +242,30 @@ impl OpenModel {
                 "--context 0: at least one token is needed".to_owned(),
             ));
         }
-        let context = self.context(options) as u32;
-        let to_term = |t: model::NamedBytes| Term::new(t.name, Bytes(t.bytes));
-        let passes: Vec<u32> =
-            options.pass_rows.map_or_else(|| PASS_ROWS.to_vec(), |rows| vec![rows]);
-        let rows_of_context = context.next_multiple_of(GRID as u32);
-        let passes: Vec<u32> = passes.into_iter().map(|rows| rows.min(rows_of_context)).collect();
-        let input = PlanInput {
-            model: self
-                .path
-                .file_name()
-                .map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
-            budget: options.budget.clone(),
-            process_base: process_base(options, model::thread_bytes(config)),
-            resident: model::resident_terms(&self.model)
-                .into_iter()
-                .map(to_term)
-                .chain(self.ngram_cache(options))
-                .chain(self.staging())
-                .collect(),
-            kv_bytes_per_token: Bytes(model::kv_bytes_per_token(config, options.kv)),
-            // The running state and the one that the next turn starts from.
-            state: Bytes(2 * model::recurrent_bytes(config)),
-            context,
-            context_is_default: options.context.is_none(),
-            scratch: &|rows| {
-                model::scratch_terms(&self.model, rows, options.logit_rows)
-                    .into_iter()
-                    .map(to_term)
-                    .collect()
-            },
-            passes: &passes,
-            records: record_classes(&self.model),
-            top_k: config.top_k,
-            slots: options.slots,
-        };
-        Ok(memory_plan::plan(&input)?)
+        if options.draft && self.model.draft.is_none() {
+            return Err(EngineError::NoDraft { model: self.path.clone() });
+        }
+        Ok(())
+    }
+
+    /// Routed experts that are run: those of a loaded draft head too.
+    fn records(&self, options: &EngineOptions) -> Cow<'_, Records> {
+        if options.draft {
+            Cow::Owned(self.model.records_with_draft())
+        } else {
+            Cow::Borrowed(&self.model.records)
+        }
+    }
+
+    /// Resident weights of a draft head that is loaded.
+    fn draft_weights(&self, options: &EngineOptions) -> Option<model::NamedBytes> {
+        model::draft_weights(&self.model).filter(|_| options.draft)
+    }
+
+    /// Bytes that loading reads, for whoever shows how far it is.
+    pub fn load_bytes(&self, options: &EngineOptions) -> u64 {
+        let terms = model::resident_terms(&self.model);
+        terms.into_iter().chain(self.draft_weights(options)).map(|term| term.bytes).sum()
     }
 
     /// Memory of the n-gram rows that are kept.
@@ -220,9 +277,9 @@ impl OpenModel {
 
     /// Memory in which the readers put experts together. Where experts land in place, the buffers are gone once the
     /// resident weights are read.
-    fn staging(&self) -> Option<Term> {
+    fn staging(&self, options: &EngineOptions) -> Option<Term> {
         let bytes = Bytes(Store::staging_bytes(StoreOptions::default().threads));
-        self.model.records.are_put_together().then(|| Term::new("staging of experts", bytes))
+        self.records(options).are_put_together().then(|| Term::new("staging of experts", bytes))
     }
 }
 
@@ -255,6 +312,7 @@ impl Engine {
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self, EngineError> {
         let plan = opened.plan(&options)?;
+        let records = opened.records(&options).into_owned();
         let OpenModel { path, checkpoint, model, tokenizer } = opened;
         let files: Vec<PathBuf> = checkpoint.files.iter().map(|f| f.path.clone()).collect();
         let store_options = StoreOptions {
@@ -263,8 +321,8 @@ impl Engine {
             ..StoreOptions::default()
         };
         let store = Store::open(&files, store_options)?;
-        let pool = SlotPool::new(pool_spec(&model, &plan), options.policy)?;
-        let stream = ExpertStream::new(pool, store, model.records.clone());
+        let pool = SlotPool::new(pool_spec(&records, &plan), options.policy)?;
+        let stream = ExpertStream::new(pool, store, records);
         let ngrams = ngram_store(&model, &files, &plan, &options)?;
         let network_options = NetworkOptions {
             max_rows: plan.pass_rows as usize,
@@ -278,11 +336,21 @@ impl Engine {
                     stride: class.slot_bytes as usize,
                 })
                 .collect(),
+            draft: options.draft,
         };
         let backend = backend(&options);
         let network = Network::load(&model, backend, stream, ngrams, network_options, progress)?;
         let written_before = crate::receipt::written_bytes();
         Ok(Self { plan, options, network, tokenizer, checkpoint, path, written_before })
+    }
+}
+
+impl Engine {
+    /// Memory of the draft head, apart from slots for its experts; nothing if it is not loaded.
+    pub fn draft_bytes(&self) -> Option<Bytes> {
+        let details = self.plan.details.iter().filter(|term| term.name.starts_with("draft "));
+        let sum = details.map(|term| term.bytes.0).sum();
+        self.options.draft.then_some(Bytes(sum))
     }
 }
 
@@ -326,11 +394,11 @@ fn ngram_store(
 }
 
 /// Layers with records of the same size are one class of records.
-fn record_classes(model: &Model) -> Vec<RecordClass> {
+fn record_classes(all: &Records) -> Vec<RecordClass> {
     let mut classes: Vec<RecordClass> = Vec::new();
-    for layer in 0..model.config.n_layers {
-        let slot_bytes = layer_slot_bytes(model, LayerIndex(layer));
-        let experts = u64::from(model.config.n_experts);
+    for layer in 0..all.n_layers() as u32 {
+        let slot_bytes = layer_slot_bytes(all, LayerIndex(layer));
+        let experts = u64::from(all.n_experts());
         match classes.iter_mut().find(|class| class.slot_bytes == slot_bytes) {
             Some(class) => class.records += experts,
             None => classes.push(RecordClass { slot_bytes, records: experts }),
@@ -340,16 +408,16 @@ fn record_classes(model: &Model) -> Vec<RecordClass> {
 }
 
 /// The largest slot that any expert of the layer needs: alignment in the file differs from expert to expert.
-fn layer_slot_bytes(model: &Model, layer: LayerIndex) -> u64 {
-    (0..model.config.n_experts)
-        .map(|expert| model.records.slot_bytes(ExpertKey::new(layer.0, expert)))
+fn layer_slot_bytes(all: &Records, layer: LayerIndex) -> u64 {
+    (0..all.n_experts())
+        .map(|expert| all.slot_bytes(ExpertKey::new(layer.0, expert)))
         .max()
         .expect("a model has at least one expert")
 }
 
-fn pool_spec(model: &Model, plan: &Plan) -> PoolSpec {
+fn pool_spec(all: &Records, plan: &Plan) -> PoolSpec {
     let class_of = |layer| {
-        let needed = layer_slot_bytes(model, LayerIndex(layer));
+        let needed = layer_slot_bytes(all, LayerIndex(layer));
         let fitting =
             plan.classes.iter().enumerate().filter(|(_, class)| class.slot_bytes >= needed);
         fitting
@@ -357,14 +425,15 @@ fn pool_spec(model: &Model, plan: &Plan) -> PoolSpec {
             .expect("the plan has a class for every record")
             .0 as u32
     };
+    let n_layers = all.n_layers() as u32;
     PoolSpec {
-        n_layers: model.config.n_layers,
-        n_experts: model.config.n_experts,
+        n_layers,
+        n_experts: all.n_experts(),
         classes: plan
             .classes
             .iter()
             .map(|class| ClassSpec { slots: class.slots as u32, slot_bytes: class.slot_bytes })
             .collect(),
-        class_of_layer: (0..model.config.n_layers).map(class_of).collect(),
+        class_of_layer: (0..n_layers).map(class_of).collect(),
     }
 }

@@ -142,13 +142,37 @@ impl LogitsRun<'_> {
         sink: &mut dyn FnMut(&[f32]),
     ) -> Result<Phase, GenerateError> {
         check_prompt(self.tokens, network)?;
-        let prompt = Prompt {
+        Ok(sequence.prefill(network, &self.prompt(), &mut |_, logits| sink(logits))?)
+    }
+
+    /// The same, and hands the draft head's logits to `drafts`: for every position but the last, which no token
+    /// follows.
+    ///
+    /// # Errors
+    /// See [`GenerateError`].
+    ///
+    /// # Panics
+    /// If the draft head is not loaded.
+    pub fn run_with_draft(
+        &self,
+        network: &mut Network,
+        sequence: &mut Sequence,
+        sink: &mut dyn FnMut(&[f32]),
+        drafts: &mut dyn FnMut(&[f32]),
+    ) -> Result<Phase, GenerateError> {
+        check_prompt(self.tokens, network)?;
+        let (sink, drafts) =
+            (&mut |_, logits: &[f32]| sink(logits), &mut |_, logits: &[f32]| drafts(logits));
+        Ok(sequence.prefill_with_draft(network, &self.prompt(), sink, drafts)?)
+    }
+
+    fn prompt(&self) -> Prompt<'_> {
+        Prompt {
             every_row: true,
             from_nothing: true,
             progress: self.progress,
             ..Prompt::new(self.tokens, self.pass_rows)
-        };
-        Ok(sequence.prefill(network, &prompt, &mut |_, logits| sink(logits))?)
+        }
     }
 }
 

@@ -30,10 +30,13 @@ pub struct Receipt {
     pub peak_rss_bytes: u64,
     /// Slots of the pool and experts of the model.
     pub slots: u64,
-    /// Routed experts of the trunk.
+    /// Routed experts of the trunk, and of the draft head if it is loaded.
     pub experts: u64,
     /// Positions of the KV cache.
     pub context_tokens: u32,
+    /// Memory of the draft head without its experts' slots, if it is loaded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub draft_bytes: Option<u64>,
     /// Rows of a prefill pass.
     pub pass_rows: usize,
     /// Whether reads bypassed the page cache.
@@ -161,6 +164,7 @@ impl Receipt {
             slots: engine.plan.slots(),
             experts: engine.plan.experts(),
             context_tokens: engine.plan.context,
+            draft_bytes: engine.draft_bytes().map(|bytes| bytes.0),
             pass_rows: engine.plan.pass_rows as usize,
             direct_reads: engine.network.experts().store().direct(),
             prefill: prefill.into(),

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use compute::backend::{Role, Row, SequenceId, SnapshotId};
 use expert_store::NgramCounters;
-use model::{ExpertCounters, ForwardError, LogitRows, Network};
+use model::{DraftFrom, ExpertCounters, ForwardError, LogitRows, Network};
 
 use crate::generate::GenerateError;
 
@@ -112,6 +112,34 @@ impl Sequence {
         prompt: &Prompt<'_>,
         sink: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<Phase, ForwardError> {
+        self.read(network, prompt, sink, None)
+    }
+
+    /// The same, and lets the draft head read along as far as the token that follows a row is known: `drafts` gets its
+    /// logits of the same rows, or of the last of them. Those of position `p` are for the token at `p + 2`.
+    ///
+    /// # Errors
+    /// See [`ForwardError`]. The next prompt starts from nothing.
+    ///
+    /// # Panics
+    /// If the draft head is not loaded.
+    pub fn prefill_with_draft(
+        &mut self,
+        network: &mut Network,
+        prompt: &Prompt<'_>,
+        sink: &mut dyn FnMut(usize, &[f32]),
+        drafts: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<Phase, ForwardError> {
+        self.read(network, prompt, sink, Some(drafts))
+    }
+
+    fn read(
+        &mut self,
+        network: &mut Network,
+        prompt: &Prompt<'_>,
+        sink: &mut dyn FnMut(usize, &[f32]),
+        mut drafts: Option<&mut dyn FnMut(usize, &[f32])>,
+    ) -> Result<Phase, ForwardError> {
         let mark = Mark::now(network);
         let first = self.rewind(network, prompt);
         let mut position = first;
@@ -129,6 +157,14 @@ impl Sequence {
             };
             let rows = self.rows(&prompt.tokens[position..end], position, Role::Prompt);
             network.forward(&rows, want, &mut |row, logits| sink(position + row, logits))?;
+            if let Some(drafts) = &mut drafts {
+                let next = &prompt.tokens[position + 1..prompt.tokens.len().min(end + 1)];
+                let rows = self.rows(next, position, Role::Prompt);
+                let sink = &mut |row, logits: &[f32]| drafts(position + row, logits);
+                if !rows.is_empty() {
+                    network.draft(&rows, DraftFrom::Trunk, want, sink)?;
+                }
+            }
             self.tokens.extend_from_slice(&prompt.tokens[position..end]);
             position = end;
             if !(prompt.progress)(position - first, prompt.tokens.len() - first) {

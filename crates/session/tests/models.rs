@@ -2,97 +2,16 @@
 //! change a bit.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::collections::BTreeMap;
+mod support;
+
 use std::path::{Path, PathBuf};
 
 use compute::backend::{Activations, KvType};
 use expert_store::{DirectMode, FaultKind, FaultPlan};
-use memory_plan::Budget;
-use serde_json::Value;
 use session::{BackendKind, Engine, EngineOptions, Forced, LogitsRun, OpenModel, Sequence};
 use slot_pool::PolicyKind;
-use units::Bytes;
 
-/// A file of the test data; fixtures come from a larger set where `SAKIA_FIXTURES` names one.
-fn data(name: &str) -> PathBuf {
-    if let (Some(rest), Some(larger)) =
-        (name.strip_prefix("fixtures"), std::env::var_os("SAKIA_FIXTURES"))
-    {
-        return PathBuf::from(larger).join(rest.trim_start_matches('/'));
-    }
-    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata")).join(name)
-}
-
-fn demo() -> PathBuf {
-    data("../models/sakia-demo-Q4_K_M.gguf")
-}
-
-/// GGUF entries of the manifest that are here, since some are in the larger set only: path, expected file, tolerance.
-fn entries() -> Vec<(PathBuf, PathBuf, f32)> {
-    of_format(&["gguf"])
-}
-
-/// The same of model folders, of Hugging Face and of MLX.
-fn folders() -> Vec<(PathBuf, PathBuf, f32)> {
-    of_format(&["hf", "mlx"])
-}
-
-fn of_format(formats: &[&str]) -> Vec<(PathBuf, PathBuf, f32)> {
-    let manifest: Value =
-        serde_json::from_slice(&std::fs::read(data("fixtures/manifest.json")).unwrap()).unwrap();
-    let models = manifest["models"].as_array().unwrap().iter();
-    let entries = models.flat_map(|model| model["entries"].as_array().unwrap());
-    entries
-        .filter(|entry| formats.iter().any(|format| entry["format"] == *format))
-        .map(|entry| {
-            let file = |name: &Value| data("fixtures").join(name.as_str().unwrap());
-            (
-                // A list of parts, or the one name of a folder.
-                file(entry["path"].get(0).unwrap_or(&entry["path"])),
-                file(&entry["expected"]),
-                entry["logits_abs_tol"].as_f64().unwrap() as f32,
-            )
-        })
-        .filter(|(path, _, _)| path.exists())
-        .collect()
-}
-
-/// f32 and i32 tensors of a safetensors file.
-struct Expected(BTreeMap<String, Vec<u8>>);
-
-impl Expected {
-    fn read(path: &Path) -> Self {
-        let bytes = std::fs::read(path).unwrap();
-        let n = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-        let header: BTreeMap<String, Value> = serde_json::from_slice(&bytes[8..8 + n]).unwrap();
-        let tensors =
-            header.into_iter().filter(|(name, _)| name != "__metadata__").map(|(name, entry)| {
-                let [start, end] =
-                    [0, 1].map(|i| entry["data_offsets"][i].as_u64().unwrap() as usize + 8 + n);
-                (name, bytes[start..end].to_vec())
-            });
-        Self(tensors.collect())
-    }
-
-    fn floats(&self, name: &str) -> Vec<f32> {
-        self.0[name].as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
-    }
-
-    fn ids(&self, name: &str) -> Vec<u32> {
-        self.0[name].as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect()
-    }
-}
-
-fn options() -> EngineOptions {
-    let mut options = EngineOptions::new(Budget::detect(Some(Bytes::gib(1))).unwrap());
-    (options.activations, options.kv, options.threads) = (Activations::F32, KvType::F32, 2);
-    (options.context, options.logit_rows) = (Some(256), 16);
-    options
-}
-
-fn engine(path: &Path, options: EngineOptions) -> Engine {
-    Engine::load(OpenModel::open(path).unwrap(), options, &mut |_| {}).unwrap()
-}
+use support::{Expected, argmax, data, demo, engine, entries, folders, npy, options, words};
 
 fn logits(path: &Path, tokens: &[u32], options: EngineOptions) -> Vec<f32> {
     let mut engine = engine(path, options);
@@ -105,28 +24,11 @@ fn logits(path: &Path, tokens: &[u32], options: EngineOptions) -> Vec<f32> {
     all
 }
 
-fn npy(name: &str) -> Vec<u8> {
-    let bytes = std::fs::read(data("demo").join(name)).unwrap();
-    let header = usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
-    bytes[10 + header..].to_vec()
-}
-
-fn words<T>(bytes: &[u8], word: impl Fn([u8; 4]) -> T) -> Vec<T> {
-    bytes.as_chunks::<4>().0.iter().map(|b| word(*b)).collect()
-}
-
-fn argmax(logits: &[f32]) -> (usize, f32) {
-    let best = (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap();
-    let second =
-        (0..logits.len()).filter(|i| *i != best).map(|i| logits[i]).fold(f32::MIN, f32::max);
-    (best, logits[best] - second)
-}
-
 #[test]
 fn logits_agree_with_other_software_for_every_family_and_layout() {
     let (files, folders) = (entries(), folders());
     let complete = std::env::var_os("SAKIA_FIXTURES").is_some();
-    assert_eq!((files.len(), folders.len()), if complete { (12, 10) } else { (10, 1) });
+    assert_eq!((files.len(), folders.len()), if complete { (12, 10) } else { (10, 2) });
     for (path, expected, tolerance) in files.into_iter().chain(folders) {
         let expected = Expected::read(&expected);
         let (ids, reference) = (expected.ids("input_ids"), expected.floats("logits"));

@@ -16,7 +16,7 @@ use crate::safetensors::{Dtype, charge};
 
 /// What wrote the files, as far as it changes what values mean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Layout {
+pub(super) enum Layout {
     /// The original weights: centred norms are stored as their deviation from one.
     Original,
     /// Converted to MLX: the one is added.
@@ -57,10 +57,10 @@ impl Builder<'_> {
     pub(super) fn tensors(
         &self,
         gathered: &Gathered,
+        layout: Option<Layout>,
         sizes: Option<ExpertSizes>,
         budget: &mut Budget,
     ) -> Result<Vec<TensorInfo>, CheckpointError> {
-        let layout = self.layout(gathered)?;
         let mut tensors = Vec::new();
         for (name, module) in &gathered.modules {
             for tensor in self.module(name, module, layout)? {
@@ -89,7 +89,10 @@ impl Builder<'_> {
     }
 
     /// What wrote the files, by the one tensor that conversions turn around. Nothing if there is none.
-    fn layout(&self, gathered: &Gathered) -> Result<Option<Layout>, CheckpointError> {
+    ///
+    /// # Errors
+    /// Class `shape` if files contradict each other.
+    pub(super) fn layout(&self, gathered: &Gathered) -> Result<Option<Layout>, CheckpointError> {
         let mut found: Option<(Layout, String)> = None;
         for module in gathered.modules.values().filter(|module| module.role == Role::Conv) {
             let Some(raw) = module.planes[Plane::Weight as usize] else { continue };

@@ -137,8 +137,8 @@ pub(super) struct Stack {
 impl Stack {
     /// What an expert's matrix is called, without an ending.
     pub(super) fn module(&self, expert: u32) -> String {
-        let (prefix, layer, matrix) = (self.prefix.text(), self.layer, self.matrix.spelled());
-        format!("{prefix}layers.{layer}.mlp.experts.{expert}.{matrix}")
+        let (layer, matrix) = (self.prefix.layer(self.layer), self.matrix.spelled());
+        format!("{layer}mlp.experts.{expert}.{matrix}")
     }
 
     /// How a tensor of it is called.
@@ -159,6 +159,8 @@ pub(super) struct Numbers {
 #[derive(Debug)]
 pub(super) struct Gathered {
     family: Family,
+    /// The block that they are, of tensors of a draft head.
+    draft: Option<u32>,
     pub(super) modules: BTreeMap<String, Module>,
     /// The n-gram table by number.
     pub(super) shards: BTreeMap<u32, Module>,
@@ -173,9 +175,11 @@ pub(super) struct Gathered {
 }
 
 impl Gathered {
-    pub(super) const fn new(family: Family) -> Self {
+    /// Tensors of a trunk; of a draft head that becomes block `draft`.
+    pub(super) const fn new(family: Family, draft: Option<u32>) -> Self {
         Self {
             family,
+            draft,
             modules: BTreeMap::new(),
             shards: BTreeMap::new(),
             listed: false,
@@ -207,8 +211,12 @@ impl Gathered {
                 limit: limits::SAFETENSORS,
             });
         }
-        match names::meaning(self.family, &entry.name) {
-            Meaning::Aside => Ok(()),
+        let meaning = match self.draft {
+            None => names::meaning(self.family, &entry.name),
+            Some(block) => names::draft_meaning(self.family, block, &entry.name),
+        };
+        match meaning {
+            Meaning::Aside | Meaning::Draft => Ok(()),
             Meaning::Unknown => {
                 match &mut self.unknown {
                     Some((.., count)) => *count += 1,
@@ -284,7 +292,7 @@ impl Gathered {
     /// The file that holds the tensor of this name; nothing if none does. Tensors set aside are in any.
     pub(super) fn file_of(&self, name: &str) -> Option<FileOf> {
         match names::meaning(self.family, name) {
-            Meaning::Aside => Some(FileOf::Any),
+            Meaning::Aside | Meaning::Draft => Some(FileOf::Any),
             Meaning::Unknown => None,
             Meaning::Module { name, plane, .. } => {
                 let raw = self.modules.get(&name)?.planes[plane as usize]?;

@@ -11,17 +11,17 @@ use crate::limits;
 const PREFIXES: [&str; 5] =
     ["language_model.model.", "model.language_model.", "language_model.", "model.", ""];
 
-/// Parts of a model that a text engine leaves alone: images and the draft head.
-const ASIDE: [&str; 9] = [
+/// What stands before the names of a draft head.
+const DRAFT_PREFIXES: [&str; 3] = ["mtp.", "model.mtp.", "language_model.mtp."];
+
+/// Parts of a model that a text engine leaves alone: images.
+const ASIDE: [&str; 6] = [
     "model.visual.",
     "visual.",
     "vision_tower.",
     "model.vision_tower.",
     "vision_model.",
     "multi_modal_projector.",
-    "mtp.",
-    "model.mtp.",
-    "language_model.mtp.",
 ];
 
 /// Which of a module's tensors.
@@ -115,6 +115,8 @@ pub(super) enum Meaning {
     Numbers { key: &'static str },
     /// Not for a text engine.
     Aside,
+    /// Of the draft head, see [`draft_meaning`].
+    Draft,
     /// Not known.
     Unknown,
 }
@@ -175,6 +177,19 @@ const LAYER: [(&str, &str, Role); 41] = [
     ("ple.conv1d.weight", "ple_conv1d.weight", Role::Conv),
 ];
 
+/// Modules of a draft head outside of its layer: behind `mtp.`, and behind `blk.N.nextn.`.
+const DRAFT: [(&str, &str, Role); 9] = [
+    ("fc.weight", "eh_proj.weight", Role::Plain),
+    ("fc_embedding.weight", "embed_proj.weight", Role::Plain),
+    ("fc_hidden.weight", "hidden_proj.weight", Role::Plain),
+    ("pre_fc_norm_embedding.weight", "enorm.weight", Role::CentredNorm),
+    ("pre_fc_norm_hidden.weight", "hnorm.weight", Role::CentredNorm),
+    ("norm.weight", "shared_head_norm.weight", Role::CentredNorm),
+    ("hyper_connection_mixer.hc_norm.weight", "hc_head_norm.weight", Role::CentredNorm),
+    ("hyper_connection_mixer.input_mix_weight_down.weight", "hc_head_down.weight", Role::Plain),
+    ("hyper_connection_mixer.input_mix_weight_up.weight", "hc_head_up.weight", Role::Plain),
+];
+
 /// Integers beside the n-gram table: behind `layers.N.`, and the key of the architecture.
 const NUMBERS: [(&str, &str); 3] = [
     ("ple.ple_embedding.layer_multipliers", "ple.layer_multipliers"),
@@ -185,19 +200,28 @@ const NUMBERS: [(&str, &str); 3] = [
 /// Row by row, the n-gram table.
 pub(super) const TABLE: &str = "per_layer_token_embd.weight";
 
-/// What stands before a language model's names: one of those that are known.
+/// What stands before a language model's names, or a draft head's: one of those that are known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Prefix(u8);
+pub(super) enum Prefix {
+    Trunk(u8),
+    Draft(u8),
+}
 
 impl Prefix {
-    pub(super) const fn text(self) -> &'static str {
-        PREFIXES[self.0 as usize]
+    /// How layer `layer` of all containers is called, with the point behind it.
+    pub(super) fn layer(self, layer: u32) -> String {
+        match self {
+            Self::Trunk(index) => format!("{}layers.{layer}.", PREFIXES[usize::from(index)]),
+            // The one that there is.
+            Self::Draft(index) => format!("{}layers.0.", DRAFT_PREFIXES[usize::from(index)]),
+        }
     }
 }
 
 /// A name in two: what stands before a language model's, and the rest.
 pub(super) fn core(name: &str) -> (Prefix, &str) {
-    let split = |(index, prefix): (u8, &str)| Some((Prefix(index), name.strip_prefix(prefix)?));
+    let split =
+        |(index, prefix): (u8, &str)| Some((Prefix::Trunk(index), name.strip_prefix(prefix)?));
     (0..).zip(PREFIXES).find_map(split).expect("the last prefix is empty")
 }
 
@@ -206,27 +230,43 @@ pub(super) fn meaning(family: Family, name: &str) -> Meaning {
     if ASIDE.iter().any(|prefix| name.starts_with(prefix)) {
         return Meaning::Aside;
     }
+    if draft_core(name).is_some() {
+        // A family that never had one may call anything so.
+        return if family.is_hybrid() { Meaning::Draft } else { Meaning::Aside };
+    }
     let (prefix, core) = core(name);
     known(family, prefix, core).unwrap_or(Meaning::Unknown)
 }
 
+/// A draft head's name in two: what stands before it, and the rest.
+fn draft_core(name: &str) -> Option<(Prefix, &str)> {
+    let split =
+        |(index, prefix): (u8, &str)| Some((Prefix::Draft(index), name.strip_prefix(prefix)?));
+    (0..).zip(DRAFT_PREFIXES).find_map(split)
+}
+
+/// What a tensor's name means in a draft head that becomes block `block`.
+pub(super) fn draft_meaning(family: Family, block: u32, name: &str) -> Meaning {
+    draft_core(name)
+        .and_then(|(prefix, core)| {
+            let (whole, plane) = module(core);
+            if let Some((_, name, role)) = DRAFT.iter().find(|(spelled, ..)| *spelled == whole) {
+                let name = format!("blk.{block}.nextn.{name}");
+                return Some(Meaning::Module { name, role: *role, plane });
+            }
+            let (layer, rest) = numbered(&whole, "layers.", limits::LAYERS)?;
+            (layer == 0).then(|| of_layer(family, (prefix, block), rest, plane))?
+        })
+        .unwrap_or(Meaning::Unknown)
+}
+
 fn known(family: Family, prefix: Prefix, core: &str) -> Option<Meaning> {
     let (whole, plane) = module(core);
-    let found = |table: &[(&str, &'static str, Role)], name: &str| {
-        table.iter().find(|(spelled, ..)| *spelled == name).map(|(_, name, role)| (*name, *role))
-    };
-    if let Some((name, role)) = found(&TOP, &whole) {
-        return Some(Meaning::Module { name: name.to_owned(), role: of(family, role), plane });
+    if let Some((_, name, role)) = TOP.iter().find(|(spelled, ..)| *spelled == whole) {
+        let name = (*name).to_owned();
+        return Some(Meaning::Module { name, role: of(family, *role), plane });
     }
     let (layer, rest) = numbered(&whole, "layers.", limits::LAYERS)?;
-    if let Some((name, role)) = found(&LAYER, rest) {
-        let name = match (family, name) {
-            (Family::Qwen3Moe, "post_attention_norm.weight") => "ffn_norm.weight",
-            (_, name) => name,
-        };
-        let name = format!("blk.{layer}.{name}");
-        return Some(Meaning::Module { name, role: of(family, role), plane });
-    }
     if family == Family::Qwen4Exp {
         if let Some((_, key)) = NUMBERS.iter().find(|(spelled, _)| *spelled == rest) {
             return Some(Meaning::Numbers { key });
@@ -237,6 +277,24 @@ fn known(family: Family, prefix: Prefix, core: &str) -> Option<Meaning> {
             let (number, rest) = numbered(rows, prefix, limits::SHARDS)?;
             return (rest == "weight").then_some(Meaning::Shard { number, listed, plane });
         }
+    }
+    of_layer(family, (prefix, layer), rest, plane)
+}
+
+/// What `rest` means behind the name of a layer.
+fn of_layer(
+    family: Family,
+    (prefix, layer): (Prefix, u32),
+    rest: &str,
+    plane: Plane,
+) -> Option<Meaning> {
+    if let Some((_, name, role)) = LAYER.iter().find(|(spelled, ..)| *spelled == rest) {
+        let name = match (family, *name) {
+            (Family::Qwen3Moe, "post_attention_norm.weight") => "ffn_norm.weight",
+            (_, name) => name,
+        };
+        let name = format!("blk.{layer}.{name}");
+        return Some(Meaning::Module { name, role: of(family, *role), plane });
     }
     let experts = rest.strip_prefix("mlp.")?;
     if let Some((expert, rest)) = numbered(experts, "experts.", limits::EXPERTS) {
@@ -291,6 +349,10 @@ pub(crate) fn spelled(name: &str) -> Option<String> {
         return Some("ple.ple_embedding.ngram_embedding.shard_*".to_owned());
     }
     let (layer, rest) = numbered(name, "blk.", limits::LAYERS)?;
+    if let Some(rest) = rest.strip_prefix("nextn.") {
+        let (spelled, ..) = DRAFT.iter().find(|(_, known, _)| *known == rest)?;
+        return Some(format!("{}{spelled}", DRAFT_PREFIXES[0]));
+    }
     let rest = if rest == "ffn_norm.weight" { "post_attention_norm.weight" } else { rest };
     if let Some((spelled, ..)) = LAYER.iter().find(|(_, known, _)| *known == rest) {
         return Some(format!("layers.{layer}.{spelled}"));
@@ -375,8 +437,40 @@ mod tests {
     }
 
     #[test]
-    fn images_and_drafts_are_set_aside_and_the_rest_is_unknown() {
-        for spelled in ["model.visual.patch_embed.proj.weight", "mtp.fc.weight", "vision_tower.x"] {
+    fn a_draft_head_is_the_block_behind_the_trunk() {
+        let at = |family, spelled: &str| match draft_meaning(family, 7, spelled) {
+            Meaning::Module { name, role, plane } => format!("{name} {role:?} {plane:?}"),
+            Meaning::Expert { prefix, layer, matrix, expert, plane } => {
+                format!("{}{} {expert} {plane:?}", prefix.layer(layer), matrix.stacked(layer))
+            }
+            other => format!("{other:?}"),
+        };
+        for (spelled, expected) in [
+            ("mtp.fc.weight", "blk.7.nextn.eh_proj.weight Plain Weight"),
+            ("mtp.fc_hidden.scales", "blk.7.nextn.hidden_proj.weight Plain Scales"),
+            ("model.mtp.norm.weight", "blk.7.nextn.shared_head_norm.weight CentredNorm Weight"),
+            (
+                "mtp.layers.0.post_attention_layernorm.weight",
+                "blk.7.post_attention_norm.weight CentredNorm Weight",
+            ),
+            ("mtp.layers.0.mlp.switch_mlp.up_proj.biases", "blk.7.ffn_up_exps.weight Plain Biases"),
+            (
+                "mtp.layers.0.mlp.experts.3.up_proj.weight",
+                "mtp.layers.0.blk.7.ffn_up_exps.weight 3 Weight",
+            ),
+            ("mtp.layers.1.input_layernorm.weight", "Unknown"),
+            ("mtp.embed_tokens.weight", "Unknown"),
+            ("model.layers.0.input_layernorm.weight", "Unknown"),
+        ] {
+            assert_eq!(at(Family::Qwen4Exp, spelled), expected, "{spelled}");
+        }
+        assert_eq!(name(Family::Qwen3Next, "language_model.mtp.fc.weight"), "Draft");
+        assert_eq!(name(Family::Qwen3Moe, "mtp.fc.weight"), "Aside");
+    }
+
+    #[test]
+    fn images_are_set_aside_and_the_rest_is_unknown() {
+        for spelled in ["model.visual.patch_embed.proj.weight", "vision_tower.x"] {
             assert_eq!(name(Family::Qwen35Moe, spelled), "Aside");
         }
         for spelled in [
@@ -401,6 +495,7 @@ mod tests {
             ("blk.2.ssm_a", Some("layers.2.linear_attn.A_log")),
             ("blk.2.ffn_norm.weight", Some("layers.2.post_attention_layernorm.weight")),
             ("blk.2.ffn_up_exps.weight", Some("layers.2.mlp.experts.*.up_proj")),
+            ("blk.2.nextn.enorm.weight", Some("mtp.pre_fc_norm_embedding.weight")),
             ("blk.2.other", None),
         ] {
             assert_eq!(spelled(known).as_deref(), expected);

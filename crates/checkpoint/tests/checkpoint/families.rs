@@ -136,6 +136,11 @@ fn a_draft_block_is_set_aside_and_one_that_is_not_understood_is_warned_about() {
     let draft = model.draft.unwrap();
     assert!(matches!(draft.layer.mixer, MixerTensors::Attention(a) if a.indexer.is_some()));
     assert_eq!(draft.experts.gate.name, "blk.2.ffn_gate_exps.weight");
+    // An embedding of its own would have to be used.
+    file.tensor("blk.2.nextn.embed_tokens.weight", &[HIDDEN, 32], BlockType::F32);
+    let model = file.model().unwrap();
+    assert!(model.draft.is_none() && model.warnings[0].contains("embed_tokens"));
+    file.remove_tensor("blk.2.nextn.embed_tokens.weight");
     file.remove_tensor("blk.2.nextn.hc_head_up.weight");
     let model = file.model().unwrap();
     assert!(model.draft.is_none() && model.warnings.len() == 1);

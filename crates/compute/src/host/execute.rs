@@ -102,6 +102,7 @@ impl<K: Kernels> HostBackend<K> {
             Op::Combine { router, shared, to, set } => self.combine(*router, *shared, *to, *set),
             Op::Add { x, to } => self.add(*x, *to),
             Op::Repeat { x, out } => self.repeat(*x, *out),
+            Op::Copy { x, out, columns, rows } => self.copy(*x, *out, *columns, rows.clone()),
             Op::GroupNorm { x, weight, groups, eps, out, rows } => {
                 let norm = GroupNorm { groups: *groups, eps: *eps };
                 self.group_norm(*x, *weight, norm, *out, rows.clone());

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{Buffer, HostBackend};
-use crate::backend::{BufferId, WeightId};
+use crate::backend::{BufferId, Columns, WeightId};
 use crate::kernels::{GatedValue, GroupNorm, Kernels};
 
 impl<K: Kernels> HostBackend<K> {
@@ -14,6 +14,25 @@ impl<K: Kernels> HostBackend<K> {
             assert!(width.is_multiple_of(*narrow), "a whole number of copies");
             for (x, out) in data.chunks_exact(*narrow).zip(out.chunks_exact_mut(width)) {
                 out.chunks_exact_mut(*narrow).for_each(|part| part.copy_from_slice(x));
+            }
+        });
+    }
+
+    pub(super) fn copy(
+        &mut self,
+        x: BufferId,
+        out: BufferId,
+        columns: Columns,
+        rows: Range<usize>,
+    ) {
+        assert!(x != out, "values are copied between buffers");
+        let Columns { from, to, width } = columns;
+        self.write(out, rows.len(), |this, out, out_width| {
+            let Buffer { width: x_width, data } = &this.buffers[x.0 as usize];
+            assert!(from + width <= *x_width && to + width <= out_width, "columns of both");
+            let x = &data[rows.start * x_width..rows.end * x_width];
+            for (x, out) in x.chunks_exact(*x_width).zip(out.chunks_exact_mut(out_width)) {
+                out[to..to + width].copy_from_slice(&x[from..from + width]);
             }
         });
     }

@@ -1,7 +1,7 @@
 //! Parallel streams, and a convolution of their own.
 
 use super::{Bench, Outcome, rows_of};
-use crate::backend::{Backend, ConvShape, ConvState, Op, Role, SequenceId, SequenceShape};
+use crate::backend::{Backend, Columns, ConvShape, ConvState, Op, Role, SequenceId, SequenceShape};
 
 const STREAMS: usize = 4;
 const HIDDEN: usize = 300;
@@ -20,6 +20,8 @@ pub(super) fn streams(backend: &mut dyn Backend) -> Outcome {
     bench.upload(logits, rows, STREAMS);
     bench.backend.record(Op::Repeat { x, out: h });
     bench.backend.record(Op::Add { x: gates, to: h });
+    let columns = Columns { from: 2, to: HIDDEN + 7, width: HIDDEN - 40 };
+    bench.backend.record(Op::Copy { x, out: h, columns, rows: 0..rows });
     let (groups, eps) = (STREAMS, 1e-6);
     bench.backend.record(Op::GroupNorm { x: h, weight, groups, eps, out: n, rows: 0..rows });
     bench.backend.record(Op::GatedValue { k: n, q: gates, v: x, out: value });
