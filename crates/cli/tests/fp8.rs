@@ -250,7 +250,7 @@ fn logits(model: &Path, activations: &str) -> Vec<u8> {
     let out = tempfile::NamedTempFile::new().unwrap();
     let args = ["logits", "-m", path(model), "--out", path(out.path()), "--ids", IDS];
     let more = ["--memory", "1GiB", "--threads", "2", "--activations", activations];
-    run(&[args, more].concat());
+    run(&[&args[..], &more].concat());
     let bytes = std::fs::read(out.path()).unwrap();
     let header = 10 + usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
     let values = bytes[header..].as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b));

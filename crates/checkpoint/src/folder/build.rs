@@ -276,7 +276,9 @@ impl Builder<'_> {
         let beside = scale_beside(names.module);
         let (weight, scale) = match (weight, scale) {
             (Some(weight), Some(scale)) => (weight, scale),
-            (Some(weight), None) if weight.dtype == Dtype::F8E4M3 && planes[3].is_none() => {
+            (Some(weight), None)
+                if weight.dtype == Dtype::F8E4M3 && planes[Plane::ScaleInv as usize].is_none() =>
+            {
                 let why = format!("`{}` holds FP8 values", printable(&spelled));
                 return Err(self.missing(&beside, why));
             }
