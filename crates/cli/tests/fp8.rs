@@ -314,7 +314,7 @@ fn a_table_with_one_scale_is_inspected_and_planned() {
     assert_eq!(ours["expert_types"]["FP8-F32"], 2 * 3 * EXPERTS);
     let plan = |model: &Path| json(&["plan", "--memory", "1GiB"], model);
     let named = |plan: &Value| -> Vec<Value> {
-        let terms = plan["terms"].as_array().unwrap().iter();
+        let terms = plan["details"].as_array().unwrap().iter();
         terms.filter(|term| term["name"] == "n-gram block").cloned().collect()
     };
     let (ours, of_pack) = (named(&plan(&model)), named(&plan(&pack)));

@@ -108,7 +108,7 @@ fn a_scale_that_is_missing_misplaced_or_no_number_is_refused_by_name() {
             let plain = with(shards(naming, dtype), &[scale("F32", &[])]);
             refused(&plain, Unsupported, &[&name, &shard, dtype, "F8_E4M3"]);
         }
-        for shape in [&[0][..], &[2], &[1, 1], &[13]] {
+        for shape in [&[2][..], &[1, 1], &[13]] {
             refused(&with(fp8(), &[scale("F32", shape)]), Shape, &[&name, "one number"]);
         }
         for dtype in ["I64", "U32", "F64", "F8_E4M3"] {
