@@ -125,7 +125,11 @@ fn a_scale_that_is_missing_misplaced_or_no_number_is_refused_by_name() {
         let (mut other, dtype, shape) = scale("F32", &[]);
         other = other.replace("layers.1", "layers.0");
         let other = (other, dtype, shape);
-        refused(&with(fp8(), &[other.clone()]), Unsupported, &["layers.0", "layers.1", &name]);
+        refused(
+            &with(fp8(), std::slice::from_ref(&other)),
+            Unsupported,
+            &["layers.0", "layers.1", &name],
+        );
         refused(&with(fp8(), &[other, scale("F32", &[])]), Format, &["another name"]);
     }
     // What is not known stays unknown.
