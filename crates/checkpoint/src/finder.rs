@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use quant::BlockType;
+
 use crate::Checkpoint;
 use crate::config::{Family, HyperShape, IndexerShape, LayerKind, ModelConfig, NgramShape};
 use crate::directory::TensorInfo;
@@ -116,13 +118,40 @@ impl<'a> Finder<'a> {
             query_norm: self.tensor(&name("ple_norm_query.weight"), &[all])?,
             conv_norm: self.tensor(&name("ple_norm_conv.weight"), &[all])?,
             conv: self.tensor(&name("ple_conv1d.weight"), &[all, u64::from(shape.conv_kernel)])?,
+            scale: self.ngram_scale()?,
         })
+    }
+
+    /// The scale of the n-gram table: there if and only if its values are E4M3.
+    fn ngram_scale(&self) -> Result<Option<TensorInfo>, CheckpointError> {
+        let [table, scale] =
+            [NgramTable::NAME, NgramTable::SCALE].map(|name| self.checkpoint.directory.get(name));
+        // A table that is not there is missed where it is looked for.
+        let Some(table) = table else { return Ok(None) };
+        match (table.block_type, scale) {
+            (BlockType::E4m3, Some(_)) => self.tensor(NgramTable::SCALE, &[1]).map(Some),
+            (_, None) if table.block_type != BlockType::E4m3 => Ok(None),
+            (_, None) => Err(CheckpointError::MissingTensor {
+                file: self.checkpoint.files[table.file.get()].path.clone(),
+                tensor: self.spelled(NgramTable::SCALE),
+                needed: format!("`{}` holds E4M3 values", printable(table.spelling())),
+            }),
+            (found, Some(scale)) => Err(CheckpointError::Unsupported {
+                file: self.checkpoint.files[scale.file.get()].path.clone(),
+                what: format!("tensor `{}`", printable(scale.spelling())),
+                found: format!(
+                    "a scale beside values of {found}, `{}`",
+                    printable(table.spelling())
+                ),
+                supported: "a scale of E4M3 values".to_owned(),
+            }),
+        }
     }
 
     /// The table that n-gram rows are read from, `[rows, values]`; never resident.
     pub(crate) fn ngram_table(&self) -> Result<Option<NgramTable>, CheckpointError> {
         let Some(shape) = &self.config.ngram else { return Ok(None) };
-        let name = "per_layer_token_embd.weight";
+        let name = NgramTable::NAME;
         let listed = self.checkpoint.directory.get(name).map(|tensor| tensor.shape.as_slice());
         let rows = match listed {
             // More rows than are used: the file's table is padded.
@@ -342,6 +371,14 @@ impl<'a> Finder<'a> {
                 tensor: printable(tensor.spelling()),
                 found: tensor.shape.clone(),
                 needed: format!("{needed:?} by the metadata"),
+            });
+        }
+        if tensor.block_type == BlockType::E4m3 && name != NgramTable::NAME {
+            return Err(CheckpointError::Unsupported {
+                file: self.checkpoint.files[tensor.file.get()].path.clone(),
+                what: format!("tensor `{}`", printable(tensor.spelling())),
+                found: "E4M3 values without scales".to_owned(),
+                supported: "those in the n-gram table only".to_owned(),
             });
         }
         Ok(TensorInfo { shape: needed.to_vec(), ..tensor.clone() })

@@ -245,6 +245,11 @@ pub struct NgramTable {
 }
 
 impl NgramTable {
+    /// Its name in all containers.
+    pub(crate) const NAME: &str = "per_layer_token_embd.weight";
+    /// The name of the one number that all its values are multiplied by, if they are E4M3.
+    pub(crate) const SCALE: &str = "per_layer_token_embd.scale";
+
     /// Bytes of a row as it lies in memory.
     pub fn row_bytes(&self) -> usize {
         self.tensor.row_bytes() as usize

@@ -71,6 +71,8 @@ pub struct NgramTensors {
     pub conv_norm: TensorInfo,
     /// `[streams·hidden, taps]`.
     pub conv: TensorInfo,
+    /// What all values of the table are multiplied by, `[1]`; there if they are E4M3.
+    pub scale: Option<TensorInfo>,
 }
 
 /// What mixes positions.
@@ -289,8 +291,9 @@ impl LayerTensors {
     /// Calls `visit` with every resident tensor of the layer, once each.
     pub fn each<'a>(&'a self, visit: &mut dyn FnMut(Role, &'a TensorInfo)) {
         if let Some(ngram) = &self.ngram {
-            let NgramTensors { key, value, key_norm, query_norm, conv_norm, conv } = ngram;
-            for tensor in [key, value, key_norm, query_norm, conv_norm, conv] {
+            let NgramTensors { key, value, key_norm, query_norm, conv_norm, conv, scale } = ngram;
+            let tensors = [key, value, key_norm, query_norm, conv_norm, conv];
+            for tensor in tensors.into_iter().chain(scale) {
                 visit(Role::Ngram, tensor);
             }
         }

@@ -149,6 +149,7 @@ fn blocks(block_type: BlockType, n_in: usize, n_out: usize, seed: u32) -> Vec<u8
                 // The largest magnitude instead of NaN.
                 codes.iter_mut().filter(|code| **code & 0x7f == 0x7f).for_each(|code| *code -= 1);
             }
+            BlockType::E4m3 if block[0] & 0x7f == 0x7f => block[0] -= 1,
             BlockType::F32 => block.copy_from_slice(&(i as f32 * 0.37).sin().to_le_bytes()),
             BlockType::Bf16 => block[1] = 0x3c | block[1] & 0x80,
             BlockType::Mxfp4 => block[0] = 120 + block[0] % 8,
@@ -172,7 +173,8 @@ const fn scale_places(block_type: BlockType) -> &'static [usize] {
         | BlockType::Mxfp4
         | BlockType::Iq1M
         | BlockType::Affine(_)
-        | BlockType::Fp8(_) => &[],
+        | BlockType::Fp8(_)
+        | BlockType::E4m3 => &[],
         BlockType::Q4_1 | BlockType::Q5_1 | BlockType::Q4K | BlockType::Q5K => &[0, 2],
         BlockType::Q2K => &[80, 82],
         BlockType::Q3K => &[108],

@@ -36,6 +36,17 @@ pub enum LoadError {
         /// What was found.
         value: f32,
     },
+    /// The number that all values of the n-gram table are multiplied by is none that a writer can have meant.
+    #[error(
+        "tensor `{tensor}` is {value}; the scale of the n-gram table must be finite and greater than 0: the file is \
+         damaged, fetch it again"
+    )]
+    Scale {
+        /// The tensor.
+        tensor: String,
+        /// What was found.
+        value: f32,
+    },
     /// The backend has no memory left.
     #[error(transparent)]
     Compute(#[from] ComputeError),
@@ -96,6 +107,8 @@ pub(crate) struct NgramWeights {
     pub(crate) query_norm: WeightId,
     pub(crate) conv_norm: WeightId,
     pub(crate) conv: WeightId,
+    /// What decoded rows of the table are multiplied by, if anything.
+    pub(crate) scale: Option<f32>,
 }
 
 pub(crate) enum MixerWeights {
@@ -190,6 +203,10 @@ impl Loader<'_> {
                 query_norm: self.vector(&t.query_norm)?,
                 conv_norm: self.vector(&t.conv_norm)?,
                 conv: self.vector(&t.conv)?,
+                scale: match &t.scale {
+                    Some(scale) => Some(self.scale(scale)?),
+                    None => None,
+                },
             }),
             None => None,
         };
@@ -344,6 +361,18 @@ impl Loader<'_> {
         }
         let shape = MatrixShape { n_out: 1, n_in: values.len(), block_type: BlockType::F32 };
         self.float_weight(&values, shape)
+    }
+
+    /// The scale of the n-gram table.
+    fn scale(&mut self, tensor: &TensorInfo) -> Result<f32, LoadError> {
+        let values = self.decoded(tensor)?;
+        let [value] = *values.as_slice() else {
+            panic!("bind() accepts `{}` only as one number", tensor.name)
+        };
+        if value.is_finite() && value > 0.0 {
+            return Ok(value);
+        }
+        Err(LoadError::Scale { tensor: tensor.spelling().to_owned(), value })
     }
 
     fn float_weight(&mut self, values: &[f32], shape: MatrixShape) -> Result<WeightId, LoadError> {

@@ -137,6 +137,7 @@ impl Parts {
             self.ngram += matrix_bytes(&t.key) + matrix_bytes(&t.value);
             let vectors = [&t.key_norm, &t.query_norm, &t.conv_norm, &t.conv];
             self.ngram += vectors.map(vector_bytes).iter().sum::<u64>();
+            self.ngram += t.scale.as_ref().map_or(0, |scale| scale.bytes);
         }
         if let Some(s) = &layer.shared {
             self.shared += vector_bytes(&s.gate_inp)

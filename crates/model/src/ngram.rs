@@ -120,12 +120,12 @@ impl Ngrams {
         self.store.request(self.wanted.iter().copied());
     }
 
-    /// Waits for the rows of the pass and hands their values to the backend.
+    /// Waits for the rows of the pass and hands their values, times `scale` if there is one, to the backend.
     fn upload(
         &mut self,
         backend: &mut dyn Backend,
-        out: BufferId,
-        n_rows: usize,
+        (out, n_rows): (BufferId, usize),
+        scale: Option<f32>,
     ) -> Result<(), ForwardError> {
         self.store.wait().map_err(|source| ForwardError::Ngram { source })?;
         let (width, row_width) = (self.shape.width(), self.shape.row_width as usize);
@@ -137,6 +137,9 @@ impl Ngrams {
                 for (head, values) in values.chunks_exact_mut(row_width).enumerate() {
                     quant::decode_row(block_type, self.store.row(token, head), values);
                 }
+            }
+            if let Some(scale) = scale {
+                values.iter_mut().for_each(|value| *value *= scale);
             }
             backend.upload(out, start, values);
             // So that no more than a block is held twice.
@@ -156,7 +159,7 @@ pub(crate) fn run(pass: &mut Pass<'_>, weights: &NgramWeights) -> Result<(), For
     // Free until the mixer takes its input.
     let (a, b, value, h) = (streams.normed, streams.mix, pass.buffers.y, pass.buffers.h);
     let ngrams = pass.ngrams.as_mut().expect("the model has an n-gram table");
-    ngrams.upload(pass.backend, rows, pass.n_rows)?;
+    ngrams.upload(pass.backend, (rows, pass.n_rows), weights.scale)?;
     let n_rows = pass.n_rows;
     let norm = |x, weight, out| Op::GroupNorm { x, weight, groups, eps, out, rows: 0..n_rows };
     pass.mat_mul(weights.key, rows, a);

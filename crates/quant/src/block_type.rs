@@ -15,6 +15,8 @@ macro_rules! block_types {
             Affine(Affine),
             /// Blocks of 128 8-bit floats (E4M3) behind a scale of this type. Value: `scale · float`.
             Fp8(ScaleType),
+            /// 8-bit floats (E4M3) alone: rows of a table that has one scale beside it.
+            E4m3,
         }
 
         impl BlockType {
@@ -25,7 +27,7 @@ macro_rules! block_types {
             pub const fn ggml_id(self) -> Option<u32> {
                 match self {
                     $(Self::$variant => Some($id),)*
-                    Self::Affine(_) | Self::Fp8(_) => None,
+                    Self::Affine(_) | Self::Fp8(_) | Self::E4m3 => None,
                 }
             }
 
@@ -42,6 +44,7 @@ macro_rules! block_types {
                     Self::Fp8(ScaleType::Bf16) => "FP8-BF16",
                     Self::Fp8(ScaleType::F16) => "FP8-F16",
                     Self::Fp8(ScaleType::F32) => "FP8-F32",
+                    Self::E4m3 => "E4M3",
                 }
             }
 
@@ -51,6 +54,7 @@ macro_rules! block_types {
                     $(Self::$variant => $len,)*
                     Self::Affine(affine) => affine.group(),
                     Self::Fp8(_) => 128,
+                    Self::E4m3 => 1,
                 }
             }
 
@@ -60,6 +64,7 @@ macro_rules! block_types {
                     $(Self::$variant => $bytes,)*
                     Self::Affine(affine) => 2 * affine.scales().bytes() + affine.code_bytes(),
                     Self::Fp8(scales) => scales.bytes() + 128,
+                    Self::E4m3 => 1,
                 }
             }
         }
@@ -122,8 +127,8 @@ const fn affine(bits: u32, group: u32, scales: ScaleType) -> BlockType {
 
 impl BlockType {
     /// Every GGML type, every affine type with BF16 scales, some with others, and every FP8 type.
-    pub const ALL: [Self; 50] = {
-        let mut all = [Self::F32; 50];
+    pub const ALL: [Self; 51] = {
+        let mut all = [Self::F32; 51];
         let mut n = 0;
         while n < Self::GGML.len() {
             all[n] = Self::GGML[n];
@@ -144,6 +149,7 @@ impl BlockType {
             Self::Fp8(ScaleType::Bf16),
             Self::Fp8(ScaleType::F16),
             Self::Fp8(ScaleType::F32),
+            Self::E4m3,
         ];
         i = 0;
         while i < others.len() {
@@ -164,7 +170,7 @@ impl BlockType {
 
     /// Whether products are taken in float whatever the activations are.
     pub const fn is_float(self) -> bool {
-        matches!(self, Self::F32 | Self::F16 | Self::Bf16 | Self::Fp8(_))
+        matches!(self, Self::F32 | Self::F16 | Self::Bf16 | Self::Fp8(_) | Self::E4m3)
     }
 
     /// Values that share an activation scale in a product with 8-bit activations: the weight's own block.
@@ -217,5 +223,6 @@ mod tests {
         assert_eq!(affine(3, 128, ScaleType::F16).row_bytes(64), None);
         assert_eq!(BlockType::Fp8(ScaleType::F32).row_bytes(256), Some(2 * (4 + 128)));
         assert_eq!(BlockType::Fp8(ScaleType::Bf16).row_bytes(64), None);
+        assert_eq!(BlockType::E4m3.row_bytes(160), Some(160));
     }
 }

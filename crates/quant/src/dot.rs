@@ -37,7 +37,11 @@ macro_rules! with_format {
             }};
         }
         match $ty {
-            BlockType::F32 | BlockType::F16 | BlockType::Bf16 | BlockType::Fp8(_) => $float,
+            BlockType::F32
+            | BlockType::F16
+            | BlockType::Bf16
+            | BlockType::Fp8(_)
+            | BlockType::E4m3 => $float,
             BlockType::Q4_0 => with!(Q4_0),
             BlockType::Q4_1 => with!(Q4_1),
             BlockType::Q5_0 => with!(Q5_0),
@@ -163,6 +167,11 @@ fn decode_floats(ty: BlockType, row: &[u8], out: &mut [f32]) {
             }
         }
         BlockType::Fp8(scales) => decode_fp8(scales, row, out),
+        BlockType::E4m3 => {
+            for (y, bits) in out.iter_mut().zip(row) {
+                *y = f8_to_f32(*bits);
+            }
+        }
         _ => unreachable!("{ty} has blocks of integers"),
     }
 }
@@ -254,7 +263,7 @@ fn dot_floats(ty: BlockType, row: &[u8], x: &[f32]) -> f32 {
 /// A NaN activation scale makes the product NaN, whatever the weights are; see [`crate::quantize_into`].
 ///
 /// # Panics
-/// If `ty` is a float type (F32, F16, BF16 and FP8 weights are always multiplied in float), or lengths or blocks do not
+/// If `ty` is a float type (F32, F16, BF16, FP8 and E4M3 weights are always multiplied in float), or lengths or blocks do not
 /// belong together.
 #[inline(always)]
 pub fn dot_q8(ty: BlockType, row: &[u8], x: Q8View<'_>) -> f32 {

@@ -68,6 +68,28 @@ fn fp8_blocks_are_e4m3_times_their_scale() {
 }
 
 #[test]
+fn bare_e4m3_decodes_to_the_reference_values_and_is_multiplied_in_float() {
+    let (codes, values) = Vectors::e4m3();
+    let mut out = [0.0; 256];
+    decode_row(BlockType::E4m3, &codes, &mut out);
+    for (i, (y, value)) in out.iter().zip(&values).enumerate() {
+        let nan = i % 128 == 127;
+        assert_eq!((value.is_nan(), y.is_nan()), (nan, nan), "code {i}");
+        assert!(nan || y.to_bits() == value.to_bits(), "code {i}: {y:e} {value:e}");
+        // A row is any number of values.
+        let (mut one, code) = ([f32::NAN], codes[i]);
+        decode_row(BlockType::E4m3, &[code], &mut one);
+        assert_eq!(one[0].to_bits(), y.to_bits(), "code {i}");
+        if !nan {
+            assert_eq!(
+                dot_f32(BlockType::E4m3, &[code], &[-2.0]).to_bits(),
+                (-2.0 * y + 0.0).to_bits()
+            );
+        }
+    }
+}
+
+#[test]
 fn singles_decode_to_themselves() {
     let values =
         [0.0, -0.0, 1.5, f32::MIN_POSITIVE, f32::from_bits(1), f32::MAX, f32::NEG_INFINITY];

@@ -6,12 +6,13 @@ use quant::{Affine, BlockType, ScaleType};
 
 use super::config::{Config, config_error};
 use super::gather::{Gathered, Module, Planes, Raw, Stack};
-use super::names::{Matrix, Plane, Role, TABLE};
+use super::names::{Matrix, Plane, Role, scale_beside};
 use super::quantization::{Codes, FP8_BLOCK};
 use crate::directory::{FileEntry, Foreign, Part, Scales, TensorInfo, ValueMap};
 use crate::error::{CheckpointError, printable};
 use crate::limits::{self, Budget};
 use crate::metadata::Metadata;
+use crate::records::NgramTable;
 use crate::safetensors::{Dtype, charge};
 
 /// What wrote the files, as far as it changes what values mean.
@@ -127,6 +128,9 @@ impl Builder<'_> {
         module: &Module,
         layout: Option<Layout>,
     ) -> Result<Vec<TensorInfo>, CheckpointError> {
+        if module.role == Role::Scalar {
+            return self.scalar(name, module).map(|tensor| vec![tensor]);
+        }
         let spelled = |plane| module.spelled(plane);
         let names = Names { module: &module.name, spelled: &spelled };
         let mut stored = self.stored(&names, &module.planes)?;
@@ -137,7 +141,7 @@ impl Builder<'_> {
             self.squeeze(module, &mut stored)?;
         }
         let map = match (module.role, layout) {
-            (Role::Plain | Role::Conv | Role::IndexerQk, _)
+            (Role::Plain | Role::Conv | Role::IndexerQk | Role::Scalar, _)
             | (Role::CentredNorm, Some(Layout::Converted)) => ValueMap::Plain,
             (Role::CentredNorm, Some(Layout::Original | Layout::ConvertedCentred)) => {
                 ValueMap::PlusOne
@@ -210,8 +214,26 @@ impl Builder<'_> {
         Ok(vec![half(name.to_owned(), Part { rows: queries, ..part }), half(key, key_part)])
     }
 
+    /// One number as a list of one, which is what every container can hold.
+    fn scalar(&self, name: &str, module: &Module) -> Result<TensorInfo, CheckpointError> {
+        let spelled = module.spelled(Plane::Weight);
+        let raw = module.planes[Plane::Weight as usize].expect("a scalar has no other plane");
+        if !matches!(raw.shape(), [] | [1]) {
+            return Err(self.shape(&raw, &spelled, "[] or [1]: one number".to_owned()));
+        }
+        let block_type = match self.scale_type(&raw, &spelled)? {
+            ScaleType::Bf16 => BlockType::Bf16,
+            ScaleType::F16 => BlockType::F16,
+            ScaleType::F32 => BlockType::F32,
+        };
+        let parts = vec![Part { rows: 1, place: raw.place, scales: None }];
+        let stored = Stored { block_type, shape: vec![1], parts };
+        Ok(tensor(name.to_owned(), spelled, ValueMap::Plain, stored))
+    }
+
     /// The n-gram table, whose shards follow each other by number.
     fn table(&self, gathered: &Gathered) -> Result<Option<TensorInfo>, CheckpointError> {
+        let scale = gathered.modules.get(NgramTable::SCALE);
         let mut whole: Option<(String, Stored)> = None;
         for (expected, (number, module)) in (0..).zip(&gathered.shards) {
             if *number != expected {
@@ -222,7 +244,7 @@ impl Builder<'_> {
             }
             let spelled = |plane| module.spelled(plane);
             let names = Names { module: &module.name, spelled: &spelled };
-            let stored = self.stored(&names, &module.planes)?;
+            let stored = self.shard(&names, &module.planes, scale)?;
             let raw = module.planes[Plane::Weight as usize].expect("what is stored has values");
             let name = module.spelled(Plane::Weight);
             if stored.shape.len() != 2 {
@@ -240,7 +262,51 @@ impl Builder<'_> {
             whole.shape[0] += stored.shape[0];
             whole.parts.extend(stored.parts);
         }
-        Ok(whole.map(|(name, stored)| tensor(TABLE.to_owned(), name, ValueMap::Plain, stored)))
+        let table =
+            |(name, stored)| tensor(NgramTable::NAME.to_owned(), name, ValueMap::Plain, stored);
+        Ok(whole.map(table))
+    }
+
+    /// How a shard of the n-gram table is stored: as any module, or as FP8 values that share `scale` with all shards.
+    fn shard(
+        &self,
+        names: &Names<'_>,
+        planes: &Planes,
+        scale: Option<&Module>,
+    ) -> Result<Stored, CheckpointError> {
+        let [weight, others @ ..] = planes;
+        let spelled = (names.spelled)(Plane::Weight);
+        let beside = scale_beside(names.module);
+        let (weight, scale) = match (weight, scale) {
+            (Some(weight), Some(scale)) => (weight, scale),
+            (Some(weight), None)
+                if weight.dtype == Dtype::F8E4M3 && planes[Plane::ScaleInv as usize].is_none() =>
+            {
+                let why = format!("`{}` holds FP8 values", printable(&spelled));
+                return Err(self.missing(&beside, why));
+            }
+            _ => return self.stored(names, planes),
+        };
+        let raw = scale.planes[Plane::Weight as usize].expect("a scalar has no other plane");
+        let refused = |found: String, supported: &str| {
+            Err(self.unsupported(&raw, &scale.spelled(Plane::Weight), found, supported))
+        };
+        if scale.name != beside {
+            let found = format!("a scale beside `{}`", printable(&spelled));
+            return refused(found, &format!("the scale `{}`", printable(&beside)));
+        }
+        if weight.dtype != Dtype::F8E4M3 {
+            let found =
+                format!("a scale beside values of {}, `{}`", weight.dtype, printable(&spelled));
+            return refused(found, "a scale of F8_E4M3 values");
+        }
+        if others.iter().any(Option::is_some) {
+            let found = format!("a second scale of `{}`", printable(&spelled));
+            return refused(found, "one for all shards, or scales of each shard");
+        }
+        let (rows, _) = self.rows(names, weight)?;
+        let parts = vec![Part { rows, place: weight.place, scales: None }];
+        Ok(Stored { block_type: BlockType::E4m3, shape: weight.shape().to_vec(), parts })
     }
 
     /// Channels and taps of a convolution, without the dimension of 1 that is in another place in every layout.

@@ -6,6 +6,7 @@
 
 use crate::config::Family;
 use crate::limits;
+use crate::records::NgramTable;
 
 /// What stands before the names of a language model, longest first.
 const PREFIXES: [&str; 5] =
@@ -64,6 +65,8 @@ pub(super) enum Role {
     Conv,
     /// Queries and the key of an indexer, one matrix above the other.
     IndexerQk,
+    /// One number, with a dimension or without.
+    Scalar,
 }
 
 /// A matrix of the routed experts.
@@ -197,8 +200,10 @@ const NUMBERS: [(&str, &str); 3] = [
     ("ple.ple_embedding.ngram_heads_offsets", "ple.head_offsets"),
 ];
 
-/// Row by row, the n-gram table.
-pub(super) const TABLE: &str = "per_layer_token_embd.weight";
+/// Behind `layers.N.`, what stands before the shards of the n-gram table and before its scale.
+const ROWS: &str = "ple.ple_embedding.ngram_embedding.";
+/// Behind that, the one scale of all shards whose values are FP8.
+const ROWS_SCALE: &str = "weight_scale";
 
 /// What stands before a language model's names, or a draft head's: one of those that are known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -271,7 +276,11 @@ fn known(family: Family, prefix: Prefix, core: &str) -> Option<Meaning> {
         if let Some((_, key)) = NUMBERS.iter().find(|(spelled, _)| *spelled == rest) {
             return Some(Meaning::Numbers { key });
         }
-        if let Some(rows) = rest.strip_prefix("ple.ple_embedding.ngram_embedding.") {
+        if let Some(rows) = rest.strip_prefix(ROWS) {
+            if rows == ROWS_SCALE && plane == Plane::Weight {
+                let name = NgramTable::SCALE.to_owned();
+                return Some(Meaning::Module { name, role: Role::Scalar, plane });
+            }
             let listed = rows.starts_with("shards.");
             let prefix = if listed { "shards." } else { "shard_" };
             let (number, rest) = numbered(rows, prefix, limits::SHARDS)?;
@@ -340,13 +349,22 @@ fn numbered<'a>(name: &'a str, prefix: &str, limit: u64) -> Option<(u32, &'a str
     (canonical && u64::from(number) < limit).then_some((number, rest))
 }
 
+/// What the scale of the n-gram table is called, by the name of a shard.
+pub(super) fn scale_beside(shard: &str) -> String {
+    let shards = shard.rfind(ROWS).map_or("", |at| &shard[..at + ROWS.len()]);
+    format!("{shards}{ROWS_SCALE}")
+}
+
 /// How a tensor that all containers have is called in folders, without its prefix: for messages.
 pub(crate) fn spelled(name: &str) -> Option<String> {
     if let Some((spelled, ..)) = TOP.iter().find(|(_, known, _)| *known == name) {
         return Some((*spelled).to_owned());
     }
-    if name == TABLE {
-        return Some("ple.ple_embedding.ngram_embedding.shard_*".to_owned());
+    if name == NgramTable::NAME {
+        return Some(format!("{ROWS}shard_*"));
+    }
+    if name == NgramTable::SCALE {
+        return Some(format!("{ROWS}{ROWS_SCALE}"));
     }
     let (layer, rest) = numbered(name, "blk.", limits::LAYERS)?;
     if let Some(rest) = rest.strip_prefix("nextn.") {
@@ -427,7 +445,12 @@ mod tests {
             ),
             ("ngram_embedding.shards.3.scales", "Shard { number: 3, listed: true, plane: Scales }"),
             ("ngram_embedding.shard_1x.weight", "Unknown"),
-            ("ngram_embedding.weight_scale", "Unknown"),
+            ("ngram_embedding.weight_scale", "per_layer_token_embd.scale Scalar Weight"),
+            ("ngram_embedding.weight_scale_scale_inv", "Unknown"),
+            ("ngram_embedding.weight_scale_inv", "Unknown"),
+            ("ngram_embedding.scales", "Unknown"),
+            ("ngram_embedding.shard_1.weight_scale", "Unknown"),
+            ("ngram_embedding.shards.weight_scale", "Unknown"),
             ("layer_multipliers", "Numbers { key: \"ple.layer_multipliers\" }"),
         ] {
             assert_eq!(at(rest), expected, "{rest}");

@@ -34,6 +34,7 @@ const TABLE_OVERHEAD: u64 = 2 * size_of::<RecordTable>() as u64 + 3 * 16 + 128;
 /// Type numbers beside those of GGUF.
 const AFFINE: u32 = 0x1_0000;
 const FP8: u32 = 0x1_0001;
+const E4M3: u32 = 0x1_0002;
 
 /// Keys that describe how a GGUF file was split; a pack is one file.
 const SPLIT: &str = "split.";
@@ -147,6 +148,7 @@ fn type_numbers(block_type: BlockType) -> (u32, u32) {
             (AFFINE, bits | group << 8 | scale_number(affine.scales()) << 16)
         }
         BlockType::Fp8(scales) => (FP8, scale_number(scales)),
+        BlockType::E4m3 => (E4M3, 0),
         other => (other.ggml_id().expect("all other types are GGML's"), 0),
     }
 }
@@ -159,6 +161,7 @@ fn block_type(id: u32, detail: u32) -> Option<BlockType> {
             BlockType::Affine(affine)
         }
         FP8 => BlockType::Fp8(scales(detail)?),
+        E4M3 => BlockType::E4m3,
         id => BlockType::from_ggml(id)?,
     };
     (type_numbers(found) == (id, detail)).then_some(found)

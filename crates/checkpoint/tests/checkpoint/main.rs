@@ -11,5 +11,6 @@ mod models;
 mod mutations;
 mod packs;
 mod records;
+mod scaled_table;
 mod support;
 mod texts;

@@ -15,7 +15,7 @@ const PATH: &str = "tiny.sakia";
 const FAMILIES: [&str; 4] = ["qwen3moe", "qwen3next", "qwen35moe", "qwen4exp"];
 
 /// A pack with zeros for weights, and with the checksums that those have.
-fn pack_of(checkpoint: &Checkpoint) -> (Vec<u8>, Layout) {
+pub(crate) fn pack_of(checkpoint: &Checkpoint) -> (Vec<u8>, Layout) {
     let layout = Layout::of(checkpoint, &bind(checkpoint).unwrap());
     let mut index = Vec::new();
     layout.write_index(&checkpoint.metadata, &mut index).unwrap();
@@ -41,7 +41,7 @@ fn number(bytes: &[u8], at: usize) -> u64 {
 }
 
 /// Makes the checksums of header and index right, so that what they cover is looked at.
-fn mend(bytes: &mut [u8]) {
+pub(crate) fn mend(bytes: &mut [u8]) {
     if bytes.len() < HEADER_BYTES as usize {
         return;
     }

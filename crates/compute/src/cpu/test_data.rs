@@ -39,9 +39,12 @@ pub(crate) fn scale_places(ty: BlockType) -> (&'static [usize], ScaleType) {
         BlockType::Q2K => &[80, 82],
         BlockType::Q3K => &[108],
         BlockType::Q6K => &[208],
-        BlockType::F32 | BlockType::F16 | BlockType::Bf16 | BlockType::Iq1M | BlockType::Mxfp4 => {
-            &[]
-        }
+        BlockType::F32
+        | BlockType::F16
+        | BlockType::Bf16
+        | BlockType::E4m3
+        | BlockType::Iq1M
+        | BlockType::Mxfp4 => &[],
         _ => &[0],
     };
     (places, ScaleType::F16)
@@ -81,6 +84,7 @@ pub(crate) fn tame(ty: BlockType, rows: &mut [u8]) {
                 let codes = &mut block[scales.bytes()..];
                 codes.iter_mut().filter(|code| **code & 0x7f == 0x7f).for_each(|code| *code -= 1);
             }
+            BlockType::E4m3 if block[0] & 0x7f == 0x7f => block[0] -= 1,
             _ => {}
         }
     }

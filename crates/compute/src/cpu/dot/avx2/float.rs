@@ -88,6 +88,14 @@ pub(super) fn bf16<const N: usize>(row: &[u8], xs: [&[f32]; N]) -> [f32; N] {
     dot(xs, &Values { eight, one })
 }
 
+/// E4M3 floats without scales: no matrix of a model is stored like that, so the definition's conversion is fast enough.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+pub(super) fn e4m3<const N: usize>(row: &[u8], xs: [&[f32]; N]) -> [f32; N] {
+    let eight = |i: usize| load_f32x8(&row.as_chunks::<8>().0[i].map(quant::f8_to_f32));
+    dot(xs, &Values { eight, one: |i: usize| quant::f8_to_f32(row[i]) })
+}
+
 /// Blocks of 128 E4M3 floats behind a scale.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
@@ -105,7 +113,7 @@ pub(super) fn fp8<const N: usize>(scales: ScaleType, row: &[u8], xs: [&[f32]; N]
         });
         let codes: &[u8; 128] = part(block, width);
         for (i, codes) in codes.as_chunks::<32>().0.iter().enumerate() {
-            let eights = e4m3(codes);
+            let eights = e4m3x32(codes);
             for (j, pair) in eights.as_chunks::<2>().0.iter().enumerate() {
                 let (w_low, w_high) =
                     (_mm256_mul_ps(scale, pair[0]), _mm256_mul_ps(scale, pair[1]));
@@ -129,7 +137,7 @@ pub(super) fn fp8<const N: usize>(scales: ScaleType, row: &[u8], xs: [&[f32]; N]
 /// These floats are BF16 too, whose bytes are looked up by the two halves of a code: `seee` and `emmm`.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn e4m3(codes: &[u8; 32]) -> [__m256; 4] {
+fn e4m3x32(codes: &[u8; 32]) -> [__m256; 4] {
     // Interleaving below works within 128-bit halves; this makes its results come in order.
     let order = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
     let codes = _mm256_permutevar8x32_epi32(load_u8x32(codes), order);

@@ -39,7 +39,7 @@ pub(in super::super) fn rows_q8<const N: usize>(
         BlockType::Iq3S => each!(codebooks::iq3_s),
         BlockType::Iq4Xs => each!(codebooks::iq4_xs),
         BlockType::Affine(format) => affine::rows(format, rows, xs, out),
-        BlockType::F32 | BlockType::F16 | BlockType::Bf16 | BlockType::Fp8(_) => {
+        BlockType::F32 | BlockType::F16 | BlockType::Bf16 | BlockType::Fp8(_) | BlockType::E4m3 => {
             panic!("{ty} weights are multiplied in float")
         }
     }
@@ -59,6 +59,7 @@ pub(in super::super) fn rows_float<const N: usize>(
         BlockType::F16 => each_row(ty, rows, n_in, out, |row| float::f16(row, xs)),
         BlockType::Bf16 => each_row(ty, rows, n_in, out, |row| float::bf16(row, xs)),
         BlockType::Fp8(scales) => each_row(ty, rows, n_in, out, |row| float::fp8(scales, row, xs)),
+        BlockType::E4m3 => each_row(ty, rows, n_in, out, |row| float::e4m3(row, xs)),
         _ => unreachable!("{ty} is not a float type"),
     }
 }
