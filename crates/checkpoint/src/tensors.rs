@@ -201,7 +201,6 @@ pub struct DraftTensors {
 
 /// What makes a draft block's input of the next token's embedding and of one stream of the trunk's residual.
 #[derive(Debug, Clone)]
-#[expect(clippy::large_enum_variant, reason = "one for a model, for as long as it lives")]
 pub enum DraftProjection {
     /// `[hidden, 2·hidden]`, of the embedding and of the stream side by side.
     Joined(TensorInfo),

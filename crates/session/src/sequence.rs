@@ -82,6 +82,9 @@ pub struct Sequence {
     broken: bool,
 }
 
+/// Takes the position and the logits `[vocab]` of a row.
+type Sink<'a> = &'a mut dyn FnMut(usize, &[f32]);
+
 impl Sequence {
     /// An empty sequence.
     ///
@@ -138,7 +141,7 @@ impl Sequence {
         network: &mut Network,
         prompt: &Prompt<'_>,
         sink: &mut dyn FnMut(usize, &[f32]),
-        mut drafts: Option<&mut dyn FnMut(usize, &[f32])>,
+        mut drafts: Option<Sink<'_>>,
     ) -> Result<Phase, ForwardError> {
         let mark = Mark::now(network);
         let first = self.rewind(network, prompt);
