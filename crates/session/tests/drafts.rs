@@ -182,12 +182,15 @@ fn texts() -> Vec<(PathBuf, Vec<u32>)> {
     fixtures.chain([(demo(), ids.repeat(2))]).collect()
 }
 
+/// What a knob is called, and a turn of it.
+type Change<'a> = (&'a str, &'a dyn Fn(&mut EngineOptions));
+
 #[test]
 fn drafts_never_depend_on_pass_length_slots_or_threads() {
     for (path, tokens) in texts() {
         let usual = EngineOptions { activations: Activations::Q8, kv: KvType::F16, ..options() };
         let usual = drafts(&path, &tokens, usual);
-        let changes: [(&str, &dyn Fn(&mut EngineOptions)); 6] = [
+        let changes: [Change<'_>; 6] = [
             ("passes of 64", &|o| o.pass_rows = Some(64)),
             ("passes of 192", &|o| o.pass_rows = Some(192)),
             ("the fewest slots", &|o| o.slots = Some(8)),
