@@ -34,6 +34,13 @@ const CONFIG: &str = "config.json";
 const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
 
+/// Files beside the weights that a model folder may be read from, whether they are there or not.
+pub(crate) fn files_beside(config: &Path) -> impl Iterator<Item = PathBuf> {
+    let folder = config.parent().unwrap_or(Path::new("")).to_owned();
+    let names = [CONFIG, INDEX, draft::FILE].into_iter().chain(text::FILES);
+    names.map(move |name| folder.join(name))
+}
+
 /// Opens a model by its folder, its index, its configuration or one of its safetensors files.
 ///
 /// # Errors

@@ -51,7 +51,7 @@ pub use tensors::{
 };
 pub use vocabulary::SPLIT_RULES;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The headers of a model's files.
 #[derive(Debug, Clone)]
@@ -70,6 +70,13 @@ impl Checkpoint {
     /// The file that the metadata comes from: for messages about it.
     pub fn metadata_file(&self) -> &Path {
         self.metadata.file().unwrap_or(&self.files[0].path)
+    }
+
+    /// Every file that the model may be read from, by the names that it was found under: none of them may be written
+    /// to. Of a folder also those beside the weights, some of which need not be there.
+    pub fn inputs(&self) -> Vec<PathBuf> {
+        let weights = self.files.iter().map(|file| file.path.clone());
+        weights.chain(self.metadata.file().into_iter().flat_map(folder::files_beside)).collect()
     }
 }
 

@@ -15,7 +15,7 @@ use crate::{open, report};
 pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode> {
     let opened = open::open(&open::choose(&args.model)?)?;
     let text = if args.json { format!("{:#}\n", as_json(&opened)) } else { as_text(&opened) };
-    report::data(&text);
+    report::data(&report::visible(&text));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -100,7 +100,7 @@ fn as_json(opened: &OpenModel) -> serde_json::Value {
     serde_json::json!({
         "architecture": config.family.name(),
         "name": config.name,
-        "files": checkpoint.files.iter().map(|f| serde_json::json!({ "path": f.path, "bytes": f.bytes })).collect::<Vec<_>>(),
+        "files": checkpoint.files.iter().map(|f| serde_json::json!({ "path": report::lossy(&f.path), "bytes": f.bytes })).collect::<Vec<_>>(),
         "tensors": checkpoint.directory.len(),
         "layers": config.n_layers,
         "draft_layers": config.n_draft_layers,

@@ -32,7 +32,7 @@ pub(crate) fn run(args: &LogitsArgs) -> Result<ExitCode> {
     let opened = open::open(&chosen)?;
     // What cannot be written is said before gigabytes are loaded.
     let mut inputs = opened.files();
-    inputs.extend(args.ids_file.as_deref());
+    inputs.extend(args.ids_file.clone());
     let out = (args.out.clone(), output::create(&args.out, &inputs)?);
     let [routes, draft] = others(args, &inputs)?;
     let mut engine = open::load(opened, options)?;
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &LogitsArgs) -> Result<ExitCode> {
 }
 
 /// Files of `--routes` and `--draft`, if they are asked for.
-fn others(args: &LogitsArgs, inputs: &[&Path]) -> Result<[Option<Named>; 2]> {
+fn others(args: &LogitsArgs, inputs: &[PathBuf]) -> Result<[Option<Named>; 2]> {
     let mut names = vec![("--out", &args.out)];
     let mut files = [None, None];
     for (file, (flag, path)) in

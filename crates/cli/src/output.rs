@@ -88,8 +88,8 @@ impl Write for OutputFile {
 ///
 /// # Errors
 /// Said in full, with the name.
-pub(crate) fn create(target: &Path, inputs: &[&Path]) -> Result<OutputFile> {
-    let same = |input: &&&Path| {
+pub(crate) fn create(target: &Path, inputs: &[PathBuf]) -> Result<OutputFile> {
+    let same = |input: &&PathBuf| {
         let [a, b] = [target, input].map(std::fs::metadata);
         matches!((a, b), (Ok(a), Ok(b)) if a.dev() == b.dev() && a.ino() == b.ino())
     };
@@ -123,10 +123,11 @@ mod tests {
         std::fs::write(&model, "weights").unwrap();
         symlink(&model, &link).unwrap();
         for target in [&model, &link] {
-            let error = create(target, &[&folder.path().join("other"), &model]).err().unwrap();
+            let error =
+                create(target, &[folder.path().join("other"), model.clone()]).err().unwrap();
             assert!(error.to_string().contains("read by this very command"), "{error}");
         }
-        create(&folder.path().join("new"), &[&model]).unwrap().finish().unwrap();
+        create(&folder.path().join("new"), &[model]).unwrap().finish().unwrap();
         assert_eq!(names(folder.path()), ["link", "model", "new"]);
     }
 

@@ -36,7 +36,8 @@ pub(crate) fn run(args: &PackArgs) -> Result<ExitCode> {
     let packed = packing.run(&bar);
     bar.0.finish_and_clear();
     finished(packed, args.json, |packed| {
-        report::data(&if args.json { as_json(packed) } else { as_text(packed) });
+        let text = if args.json { as_json(packed) } else { as_text(packed) };
+        report::data(&report::visible(&text));
         ExitCode::SUCCESS
     })
 }
@@ -75,7 +76,7 @@ fn as_text(packed: &Packed) -> String {
 fn as_json(packed: &Packed) -> String {
     let Packed { path, file_bytes, units, resumed_units, records, written_bytes } = packed;
     let value = serde_json::json!({
-        "path": path,
+        "path": report::lossy(path),
         "bytes": file_bytes,
         "records": records,
         "checksums": units,

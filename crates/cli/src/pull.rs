@@ -25,7 +25,7 @@ pub(crate) fn run(args: &PullArgs) -> Result<ExitCode> {
     let result = hub.plan(&request).and_then(|plan| {
         if args.dry_run {
             let text = if args.json { plan_json(&plan) } else { plan_text(&plan) };
-            report::data(&text);
+            report::data(&report::visible(&text));
             return Ok(());
         }
         let bar = Bar::new(&plan);
@@ -127,7 +127,7 @@ fn plan_json(plan: &Plan) -> String {
     let value = serde_json::json!({
         "repo": plan.repo.to_string(),
         "revision": plan.commit,
-        "folder": plan.folder,
+        "folder": report::lossy(&plan.folder),
         "files": files.collect::<Vec<_>>(),
         "total_bytes": plan.total(),
         "remaining_bytes": plan.total() - plan.present(),
@@ -146,7 +146,7 @@ fn pulled_json(pulled: &Pulled) -> String {
     let value = serde_json::json!({
         "repo": pulled.snapshot.repo,
         "revision": pulled.snapshot.revision,
-        "model": pulled.model,
+        "model": report::lossy(&pulled.model),
         "files": pulled.snapshot.files,
         "fetched_bytes": pulled.fetched,
     });

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::io::Write;
+use std::path::Path;
 
 use anyhow::Error;
 use checkpoint::CheckpointError;
@@ -31,11 +32,12 @@ pub(crate) fn note(text: &str) {
     let _ = writeln!(std::io::stderr(), "{}", visible(text));
 }
 
-/// Control characters other than line ends and tabs as escapes.
-fn visible(text: &str) -> String {
+/// Control characters other than line ends and tabs, and those that turn the direction of writing, as escapes.
+pub(crate) fn visible(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
-        if c.is_control() && c != '\n' && c != '\t' {
+        let turns = matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        if turns || c.is_control() && c != '\n' && c != '\t' {
             out.extend(c.escape_default());
         } else {
             out.push(c);
@@ -157,6 +159,11 @@ pub(crate) fn summary(receipt: &Receipt) -> String {
         Bytes(receipt.budget_bytes),
         receipt.written_bytes,
     )
+}
+
+/// A path for JSON, which has no other text than Unicode: what is not becomes U+FFFD.
+pub(crate) fn lossy(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
 }
 
 #[cfg(test)]

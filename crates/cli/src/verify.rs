@@ -30,7 +30,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<ExitCode> {
     finished(verdict, args.json, |verdict| {
         let text =
             if args.json { as_json(&chosen.path, verdict) } else { as_text(&chosen.path, verdict) };
-        report::data(&text);
+        report::data(&report::visible(&text));
         if verdict.n_faults == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     })
 }
@@ -64,14 +64,14 @@ fn as_json(path: &Path, verdict: &Verdict) -> String {
     let Verdict { is_pack, read_bytes, checksums, faults, n_faults } = verdict;
     let fault = |fault: &Fault| {
         serde_json::json!({
-            "file": fault.file,
+            "file": report::lossy(&fault.file),
             "what": fault.what,
             "offset": fault.offset,
             "problem": fault.problem,
         })
     };
     let value = serde_json::json!({
-        "path": path,
+        "path": report::lossy(path),
         "ok": *n_faults == 0,
         "pack": is_pack,
         "read_bytes": read_bytes,

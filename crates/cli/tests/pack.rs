@@ -246,6 +246,62 @@ fn nothing_is_overwritten_unasked() {
     assert!(same(&out, &again), "a pack of a pack is the pack");
 }
 
+/// A copy of a small model folder, with texts.
+fn copied_folder(to: &Path) {
+    for file in std::fs::read_dir(fixtures().join("models/qwen4_exp-a/mlx-4bit-g64")).unwrap() {
+        let file = file.unwrap().path();
+        std::fs::copy(&file, to.join(file.file_name().unwrap())).unwrap();
+    }
+    std::fs::write(to.join("generation_config.json"), "{}").unwrap();
+    std::fs::write(to.join("chat_template.jinja"), "{{ messages }}").unwrap();
+}
+
+#[test]
+fn no_file_of_a_model_folder_is_written_to() {
+    let folder = tempfile::tempdir().unwrap();
+    copied_folder(folder.path());
+    let m = path(folder.path());
+    let names = |folder: &Path| -> Vec<(PathBuf, Vec<u8>)> {
+        let files = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
+        let mut files: Vec<_> =
+            files.map(|file| (file.clone(), std::fs::read(file).unwrap())).collect();
+        files.sort();
+        files
+    };
+    let before = names(folder.path());
+    for (file, _) in &before {
+        let words = "read by this very command";
+        refused(&["logits", "-m", m, "--ids", "1,2", "--out", path(file)], words);
+        refused(&["pack", "-m", m, "--out", path(file), "--force"], words);
+    }
+    assert!(before.len() >= 8 && names(folder.path()) == before, "{} files", before.len());
+}
+
+#[test]
+fn names_that_are_no_unicode_are_shown_in_json_and_on_the_terminal() {
+    use std::os::unix::ffi::OsStrExt;
+    let folder = tempfile::tempdir().unwrap();
+    let odd = folder.path().join(std::ffi::OsStr::from_bytes(b"bad\xff\x1b[31m"));
+    std::fs::create_dir(&odd).unwrap();
+    let (model, out) = (odd.join("x.gguf"), odd.join("x.sakia"));
+    std::fs::copy(fixtures().join("models/qwen3_moe-a/b32.gguf"), &model).unwrap();
+    let said = |words: &[&str], json: bool| {
+        let mut command = command(words);
+        if words[0] == "pack" {
+            command.arg("--out").arg(&out).arg("--force");
+        }
+        command.arg("-m").arg(&model).args(json.then_some("--json"));
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{words:?}: {}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    for words in [&["inspect"][..], &["verify"], &["verify", "--deep"], &["pack"]] {
+        let json: Value = serde_json::from_str(&said(words, true)).unwrap();
+        assert!(json.to_string().contains("bad\u{fffd}"), "{json}");
+        assert!(!said(words, false).contains('\x1b'), "{words:?}");
+    }
+}
+
 #[test]
 fn deep_checks_name_what_is_damaged() {
     let folder = tempfile::tempdir().unwrap();

@@ -74,11 +74,10 @@ impl Target {
             return Err(PrepareError::NotAFile { path, found: "a device, a pipe or a socket" });
         }
         let same = |other: &Metadata| other.dev() == there.dev() && other.ino() == there.ino();
-        let files = checkpoint.files.iter().map(|file| file.path.as_path());
-        let mut inputs = files.chain(checkpoint.metadata.file());
+        let mut inputs = checkpoint.inputs().into_iter();
         match inputs.find(|input| std::fs::metadata(input).is_ok_and(|other| same(&other))) {
             None => Ok(()),
-            Some(input) => Err(PrepareError::IsSource { path, input: input.to_owned() }),
+            Some(input) => Err(PrepareError::IsSource { path, input }),
         }
     }
 

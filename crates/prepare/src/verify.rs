@@ -104,6 +104,11 @@ fn check_sums(path: &Path, verdict: &mut Verdict, watch: &dyn Watch) -> Result<(
     units.sort_unstable_by_key(|(unit, _)| unit.offset);
     let file = std::fs::File::open(path).map_err(PrepareError::io("open", path))?;
     let mut reader = Reader { file: &file, buffer: vec![0; CHUNK_BYTES as usize] };
+    let index_end = layout.index_start() + layout.index_bytes();
+    let sums_end = layout.sums_start() + layout.sums_bytes();
+    for range in [(index_end, layout.sums_start()), (sums_end, layout.data_start())] {
+        padding(path, &mut reader, range, verdict);
+    }
     let mut end = layout.data_start();
     for (unit, needed) in units {
         if watch.stopped() {

@@ -285,6 +285,11 @@ fn deep_checks_name_every_damaged_part() {
     assert_eq!((verdict.n_faults, verdict.faults.len()), (units.len() as u64, 10));
     let verdict = change(&[whole.len() as u64 - 1]);
     assert!(verdict.faults[0].what.starts_with("the padding"), "{verdict:?}");
+    // Behind the checksums, in front of the weights.
+    let data = units.iter().map(|unit| unit.offset).min().unwrap();
+    assert_eq!(whole[data as usize - 1], 0, "padding is there");
+    let verdict = change(&[data - 1]);
+    assert!(verdict.faults[0].what.starts_with("the padding"), "{verdict:?}");
     std::fs::write(&out, &whole).unwrap();
     let checkpoint = open(&out).unwrap();
     std::fs::write(&out, &whole[..whole.len() - 1]).unwrap();

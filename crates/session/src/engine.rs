@@ -161,9 +161,9 @@ impl OpenModel {
         Ok(Self { path: path.to_owned(), checkpoint, model, tokenizer })
     }
 
-    /// Its files.
-    pub fn files(&self) -> Vec<&Path> {
-        self.checkpoint.files.iter().map(|file| file.path.as_path()).collect()
+    /// The files that it is read from; see [`Checkpoint::inputs`].
+    pub fn files(&self) -> Vec<PathBuf> {
+        self.checkpoint.inputs()
     }
 
     /// Positions that these options reserve.

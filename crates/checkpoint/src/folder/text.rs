@@ -30,6 +30,18 @@ const VOCAB: &str = "vocab.json";
 const MERGES_TEXT: &str = "merges.txt";
 const ADDED_TOKENS: &str = "added_tokens.json";
 
+/// Files that a folder's text may come from.
+pub(super) const FILES: [&str; 8] = [
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    GENERATION_CONFIG,
+    TEMPLATE,
+    TEMPLATE_JSON,
+    VOCAB,
+    MERGES_TEXT,
+    ADDED_TOKENS,
+];
+
 /// Bytes of `tokenizer.json`: the largest known has 20 MiB.
 const MAX_TOKENIZER_BYTES: u64 = 64 << 20;
 /// Bytes of a token, of a merge and of any other text in such a file.

@@ -192,6 +192,11 @@ impl Layout {
         self.index.start
     }
 
+    /// Bytes of the index.
+    pub const fn index_bytes(&self) -> u64 {
+        self.index.len
+    }
+
     /// Where the checksums begin.
     pub const fn sums_start(&self) -> u64 {
         self.sums.start
