@@ -14,8 +14,11 @@ use crate::{open, report};
 
 pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode> {
     let opened = open::open(&open::choose(&args.model)?)?;
-    let text = if args.json { format!("{:#}\n", as_json(&opened)) } else { as_text(&opened) };
-    report::data(&report::visible(&text));
+    if args.json {
+        report::data(&format!("{:#}\n", as_json(&opened)));
+    } else {
+        report::text(&as_text(&opened));
+    }
     Ok(ExitCode::SUCCESS)
 }
 

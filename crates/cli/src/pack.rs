@@ -36,8 +36,11 @@ pub(crate) fn run(args: &PackArgs) -> Result<ExitCode> {
     let packed = packing.run(&bar);
     bar.0.finish_and_clear();
     finished(packed, args.json, |packed| {
-        let text = if args.json { as_json(packed) } else { as_text(packed) };
-        report::data(&report::visible(&text));
+        if args.json {
+            report::data(&as_json(packed));
+        } else {
+            report::text(&as_text(packed));
+        }
         ExitCode::SUCCESS
     })
 }

@@ -24,8 +24,11 @@ pub(crate) fn run(args: &PullArgs) -> Result<ExitCode> {
     let request = Request { name, revision, include: args.include.clone() };
     let result = hub.plan(&request).and_then(|plan| {
         if args.dry_run {
-            let text = if args.json { plan_json(&plan) } else { plan_text(&plan) };
-            report::data(&report::visible(&text));
+            if args.json {
+                report::data(&plan_json(&plan));
+            } else {
+                report::text(&plan_text(&plan));
+            }
             return Ok(());
         }
         let bar = Bar::new(&plan);

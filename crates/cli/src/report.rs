@@ -25,6 +25,11 @@ pub(crate) fn data(text: &str) {
     }
 }
 
+/// Prints data for people, in which names from files and paths are shown, not obeyed. JSON has its own escapes.
+pub(crate) fn text(text: &str) {
+    data(&visible(text));
+}
+
 /// Prints a remark that is not data. What came from a file may hold control characters, which a terminal would obey:
 /// they are shown, not sent.
 pub(crate) fn note(text: &str) {
@@ -33,7 +38,7 @@ pub(crate) fn note(text: &str) {
 }
 
 /// Control characters other than line ends and tabs, and those that turn the direction of writing, as escapes.
-pub(crate) fn visible(text: &str) -> String {
+fn visible(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         let turns = matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');

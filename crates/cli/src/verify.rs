@@ -28,9 +28,11 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<ExitCode> {
     };
     bar.0.finish_and_clear();
     finished(verdict, args.json, |verdict| {
-        let text =
-            if args.json { as_json(&chosen.path, verdict) } else { as_text(&chosen.path, verdict) };
-        report::data(&report::visible(&text));
+        if args.json {
+            report::data(&as_json(&chosen.path, verdict));
+        } else {
+            report::text(&as_text(&chosen.path, verdict));
+        }
         if verdict.n_faults == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     })
 }
