@@ -5,7 +5,7 @@
 #![allow(unsafe_code, reason = "one call per path into functions for detected instruction sets")]
 
 #[cfg(target_arch = "x86_64")]
-mod avx2;
+pub(super) mod avx2;
 #[cfg(test)]
 mod tests;
 

@@ -11,6 +11,7 @@ use std::arch::x86_64::*;
 use quant::{GROUP, Q8View, Unpacked, unpack_rows};
 
 use super::{Layout, Packed, ROWS, Rows};
+use crate::cpu::dot::avx2::{load_f32x8, load_i8x32, load_i16x16, load_u8x32, store_f32x8};
 
 /// Activation rows of a tile: with two vectors of sums each, they and a weight fit into the registers.
 const TILE: usize = 4;
@@ -55,7 +56,9 @@ pub(super) fn multiply<'x>(
             _ => unreachable!("{layout:?} is no type's layout"),
         };
         for (i, y) in products.into_iter().enumerate().take(n - c) {
-            store(c + i, &to_array(y));
+            let mut values = [0.0; ROWS];
+            store_f32x8(&mut values, y);
+            store(c + i, &values);
         }
         c += TILE;
     }
@@ -122,9 +125,7 @@ fn transpose(rows: &[Unpacked; ROWS], first: usize, zero: u8, codes: &mut [u8; 3
     let mut a = [_mm256_setzero_si256(); ROWS];
     for (a, row) in a.iter_mut().zip(rows) {
         let row: &[i8; 32] = row.codes[first..].first_chunk().expect("32 codes");
-        // SAFETY: 32 bytes; the load may be unaligned.
-        let row = unsafe { _mm256_loadu_si256(row.as_ptr().cast()) };
-        *a = _mm256_add_epi8(row, _mm256_set1_epi8(zero.cast_signed()));
+        *a = _mm256_add_epi8(load_i8x32(row), _mm256_set1_epi8(zero.cast_signed()));
     }
     let mut b = a;
     for i in 0..4 {
@@ -173,11 +174,11 @@ fn tile<const RUN: usize, const STEPS: usize, const MINIMA: bool, const PLANES: 
         let mut isum = [_mm256_setzero_si256(); TILE];
         let planes = codes.chunks_exact(RUN / 4).zip(scales).enumerate();
         for (plane, (codes, scale)) in planes {
-            let scale = load_i16(scale);
+            let scale = load_i16x16(scale);
             for codes in codes.as_chunks::<STEPS>().0 {
                 let mut sum = [_mm256_setzero_si256(); TILE];
                 for k in 0..STEPS {
-                    let w = load_codes(&codes[k]);
+                    let w = load_u8x32(&codes[k]);
                     for c in 0..TILE {
                         let quants: &[[i8; 4]; STEPS] = quants[c].first_chunk().expect("quants");
                         let products = _mm256_maddubs_epi16(w, four_to_all(&quants[k]));
@@ -196,11 +197,11 @@ fn tile<const RUN: usize, const STEPS: usize, const MINIMA: bool, const PLANES: 
         for c in 0..TILE {
             let group_sums = &xs[c].sums[b * block / GROUP..(b + 1) * block / GROUP];
             for (factors, pair) in sums.iter().zip(group_sums.as_chunks().0) {
-                let products = _mm256_madd_epi16(load_i16(factors), two_to_all(pair));
+                let products = _mm256_madd_epi16(load_i16x16(factors), two_to_all(pair));
                 msum[c] = _mm256_add_epi32(msum[c], products);
             }
         }
-        let (scale, min_scale) = (load_f32(&head.scale), load_f32(&head.min_scale));
+        let (scale, min_scale) = (load_f32x8(&head.scale), load_f32x8(&head.min_scale));
         for c in 0..TILE {
             let dx = _mm256_set1_ps(xs[c].scales[b]);
             let isum = if MINIMA { isum[c] } else { _mm256_sub_epi32(isum[c], msum[c]) };
@@ -228,34 +229,4 @@ fn four_to_all(quants: &[i8; 4]) -> __m256i {
 fn two_to_all(sums: &[i16; 2]) -> __m256i {
     // SAFETY: 4 bytes, read as such.
     _mm256_set1_epi32(unsafe { sums.as_ptr().cast::<i32>().read_unaligned() })
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn load_codes(values: &[u8; 32]) -> __m256i {
-    // SAFETY: 32 bytes; the load may be unaligned.
-    unsafe { _mm256_loadu_si256(values.as_ptr().cast()) }
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn load_i16(values: &[i16; 16]) -> __m256i {
-    // SAFETY: 32 bytes; the load may be unaligned.
-    unsafe { _mm256_loadu_si256(values.as_ptr().cast()) }
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn load_f32(values: &[f32; 8]) -> __m256 {
-    // SAFETY: 32 bytes; the load may be unaligned.
-    unsafe { _mm256_loadu_ps(values.as_ptr()) }
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn to_array(v: __m256) -> [f32; 8] {
-    let mut values = [0.0; 8];
-    // SAFETY: 32 bytes; the store may be unaligned.
-    unsafe { _mm256_storeu_ps(values.as_mut_ptr(), v) };
-    values
 }

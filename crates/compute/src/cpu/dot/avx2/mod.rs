@@ -39,14 +39,14 @@ fn load_u8x16(bytes: &[u8; 16]) -> __m128i {
 
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn load_u8x32(bytes: &[u8; 32]) -> __m256i {
+pub(in crate::cpu) fn load_u8x32(bytes: &[u8; 32]) -> __m256i {
     // SAFETY: 32 bytes; the load may be unaligned.
     unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn load_i8x32(quants: &[i8; 32]) -> __m256i {
+pub(in crate::cpu) fn load_i8x32(quants: &[i8; 32]) -> __m256i {
     // SAFETY: 32 bytes; the load may be unaligned.
     unsafe { _mm256_loadu_si256(quants.as_ptr().cast()) }
 }
@@ -74,21 +74,21 @@ fn load_i16x8(sums: &[i16; 8]) -> __m128i {
 
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn load_i16x16(sums: &[i16; 16]) -> __m256i {
+pub(in crate::cpu) fn load_i16x16(sums: &[i16; 16]) -> __m256i {
     // SAFETY: 32 bytes; the load may be unaligned.
     unsafe { _mm256_loadu_si256(sums.as_ptr().cast()) }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn load_f32x8(values: &[f32; 8]) -> __m256 {
+pub(in crate::cpu) fn load_f32x8(values: &[f32; 8]) -> __m256 {
     // SAFETY: 32 bytes; the load may be unaligned.
     unsafe { _mm256_loadu_ps(values.as_ptr()) }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn store_f32x8(values: &mut [f32; 8], v: __m256) {
+pub(in crate::cpu) fn store_f32x8(values: &mut [f32; 8], v: __m256) {
     // SAFETY: 32 bytes; the store may be unaligned.
     unsafe { _mm256_storeu_ps(values.as_mut_ptr(), v) }
 }
