@@ -9,10 +9,9 @@ use std::path::{Path, PathBuf};
 use compute::backend::{Activations, KvType, Role, Row, SequenceId};
 use expert_store::{FaultKind, FaultPlan};
 use model::{DraftFrom, LogitRows};
-use serde_json::Value;
 use session::{BackendKind, Engine, EngineError, EngineOptions, LogitsRun, OpenModel, Sequence};
 
-use support::{Expected, argmax, data, demo, engine, npy, options, words};
+use support::{Expected, argmax, demo, engine, npy, options, words};
 
 /// A model of the manifest that is here.
 struct Subject {
@@ -24,18 +23,12 @@ struct Subject {
 }
 
 fn subjects() -> Vec<Subject> {
-    let manifest: Value =
-        serde_json::from_slice(&std::fs::read(data("fixtures/manifest.json")).unwrap()).unwrap();
-    let models = manifest["models"].as_array().unwrap().iter();
-    let file = |name: &Value| data("fixtures").join(name.as_str().unwrap());
-    models
-        .flat_map(|model| model["entries"].as_array().unwrap())
-        .map(|entry| (file(entry["path"].get(0).unwrap_or(&entry["path"])), entry))
-        .filter(|(path, _)| path.exists())
+    let entries = support::present().into_iter();
+    entries
         .map(|(path, entry)| Subject {
             path,
-            expected: Expected::read(&file(&entry["expected"])),
-            tolerance: entry["logits_abs_tol"].as_f64().unwrap() as f32,
+            expected: Expected::read(&support::expected(&entry)),
+            tolerance: support::tolerance(&entry),
             has_draft: entry["has_mtp"].as_bool().unwrap(),
         })
         .collect()

@@ -35,23 +35,37 @@ pub(crate) fn folders() -> Vec<(PathBuf, PathBuf, f32)> {
 }
 
 pub(crate) fn of_format(formats: &[&str]) -> Vec<(PathBuf, PathBuf, f32)> {
+    present()
+        .into_iter()
+        .filter(|(_, entry)| formats.iter().any(|format| entry["format"] == *format))
+        .map(|(path, entry)| (path, expected(&entry), tolerance(&entry)))
+        .collect()
+}
+
+/// The manifest's entries whose models are here: the first file or the folder, and what it says.
+pub(crate) fn present() -> Vec<(PathBuf, Value)> {
     let manifest: Value =
         serde_json::from_slice(&std::fs::read(data("fixtures/manifest.json")).unwrap()).unwrap();
     let models = manifest["models"].as_array().unwrap().iter();
     let entries = models.flat_map(|model| model["entries"].as_array().unwrap());
-    entries
-        .filter(|entry| formats.iter().any(|format| entry["format"] == *format))
-        .map(|entry| {
-            let file = |name: &Value| data("fixtures").join(name.as_str().unwrap());
-            (
-                // A list of parts, or the one name of a folder.
-                file(entry["path"].get(0).unwrap_or(&entry["path"])),
-                file(&entry["expected"]),
-                entry["logits_abs_tol"].as_f64().unwrap() as f32,
-            )
-        })
-        .filter(|(path, _, _)| path.exists())
-        .collect()
+    // A list of parts, or the one name of a folder.
+    let path = |entry: &Value| file(entry["path"].get(0).unwrap_or(&entry["path"]));
+    let entries = entries.map(|entry| (path(entry), entry.clone()));
+    entries.filter(|(path, _)| path.exists()).collect()
+}
+
+fn file(name: &Value) -> PathBuf {
+    data("fixtures").join(name.as_str().unwrap())
+}
+
+/// The file with what other software makes of an entry's model.
+pub(crate) fn expected(entry: &Value) -> PathBuf {
+    file(&entry["expected"])
+}
+
+/// How far logits may be from those.
+pub(crate) fn tolerance(entry: &Value) -> f32 {
+    entry["logits_abs_tol"].as_f64().unwrap() as f32
 }
 
 /// f32 and i32 tensors of a safetensors file.
