@@ -128,7 +128,6 @@ fn quantize(
 /// Cuts one matrix of every expert into panels.
 fn split(
     tasks: &mut Vec<Task>,
-    isa: Isa,
     groups: &[ExpertGroup<'_>],
     matrix: impl Fn(&ExpertGroup<'_>) -> SlotMatrix,
 ) {
@@ -136,7 +135,7 @@ fn split(
     for (group, g) in groups.iter().enumerate() {
         let matrix = matrix(g);
         let n_out = matrix.n_out as usize;
-        let rows = panel_rows(isa, matrix.block_type, matrix.row_bytes(), g.n_pairs);
+        let rows = panel_rows(matrix.block_type, matrix.row_bytes(), g.n_pairs);
         for first in (0..n_out).step_by(rows) {
             for pair in (0..g.n_pairs).step_by(PANEL_COLUMNS) {
                 tasks.push(Task {

@@ -19,7 +19,7 @@ pub(super) fn matmul(
 ) {
     let (n_out, row_bytes) = (w.n_out, w.row_bytes());
     assert!(out.len() == n_rows * n_out && w.bytes.len() == n_out * row_bytes, "whole matrices");
-    let rows = panel_rows(machine.isa, w.block_type, row_bytes, n_rows);
+    let rows = panel_rows(w.block_type, row_bytes, n_rows);
     let column_groups = n_rows.div_ceil(PANEL_COLUMNS);
     let out = Scatter::new(out);
     let isa = machine.isa;

@@ -19,8 +19,8 @@ const SINGLE_BYTES: usize = 32 << 10;
 pub(super) const PANEL_COLUMNS: usize = 256;
 
 /// Weight rows of a panel of the given type that meets `n_columns` activation rows.
-pub(super) fn panel_rows(isa: Isa, w: BlockType, row_bytes: usize, n_columns: usize) -> usize {
-    if packed::is_for(isa, w, n_columns) {
+pub(super) fn panel_rows(w: BlockType, row_bytes: usize, n_columns: usize) -> usize {
+    if packed::is_for(w, n_columns) {
         return packed::ROWS;
     }
     let bytes = if n_columns == 1 { SINGLE_BYTES } else { TILED_BYTES };
@@ -84,7 +84,7 @@ impl Panel<'_> {
         scratch: &mut Scratch,
     ) {
         if let Inputs::Q8(x) = inputs
-            && packed::is_for(self.isa, self.block_type, n)
+            && packed::is_for(self.block_type, n)
             && self.n_rows() == packed::ROWS
         {
             let Self { isa, block_type, n_in, bytes } = *self;

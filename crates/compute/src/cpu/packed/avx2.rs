@@ -8,13 +8,10 @@
 
 use std::arch::x86_64::*;
 
-use quant::{GROUP, Q8View, Unpacked, unpack_rows};
+use quant::{GROUP, Q8View, Unpacked};
 
-use super::{Layout, Packed, ROWS, Rows};
+use super::{Layout, Packed, ROWS, Rows, TILE};
 use crate::cpu::dot::avx2::{load_f32x8, load_i8x32, load_i16x16, load_u8x32, store_f32x8};
-
-/// Activation rows of a tile: with two vectors of sums each, they and a weight fit into the registers.
-const TILE: usize = 4;
 
 /// See [`Rows::multiply`].
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -24,21 +21,12 @@ pub(super) fn multiply<'x>(
     packed: &mut Packed,
     n: usize,
     x: impl Fn(usize) -> Q8View<'x>,
-    mut store: impl FnMut(usize, &[f32; ROWS]),
+    store: impl FnMut(usize, &[f32; ROWS]),
 ) {
-    pack(rows, layout, packed);
+    packed.fill(rows, layout, |rows, first, zero, codes| transpose(rows, first, zero, codes));
+    let packed = &*packed;
     let block = rows.block_type.block_len();
-    let check = |c: usize| {
-        let x = x(c);
-        assert!(x.block == block && x.quants.len() == rows.n_in, "activations of the weight");
-        assert!(x.scales.len() * block == rows.n_in && x.sums.len() * GROUP == rows.n_in);
-        x
-    };
-    let mut c = 0;
-    while c < n {
-        // The last tile takes its last column as often as it has room.
-        let column = |i: usize| check((c + i).min(n - 1));
-        let xs = [column(0), column(1), column(2), column(3)];
+    let tile = |xs| {
         let Layout { run, minima, halves, .. } = layout;
         let products = match (run, layout.steps(), minima, halves) {
             (32, 8, true, false) => tile::<32, 8, true, 1>(packed, block, xs),
@@ -55,67 +43,13 @@ pub(super) fn multiply<'x>(
             (16, 1, false, false) => tile::<16, 1, false, 1>(packed, block, xs),
             _ => unreachable!("{layout:?} is no type's layout"),
         };
-        for (i, y) in products.into_iter().enumerate().take(n - c) {
-            let mut values = [0.0; ROWS];
-            store_f32x8(&mut values, y);
-            store(c + i, &values);
+        let mut values = [[0.0; ROWS]; TILE];
+        for (values, y) in values.iter_mut().zip(products) {
+            store_f32x8(values, y);
         }
-        c += TILE;
-    }
-}
-
-/// Takes the rows apart.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn pack(rows: &Rows<'_>, layout: Layout, packed: &mut Packed) {
-    let Layout { run, zero, minima, halves, .. } = layout;
-    let planes = layout.planes();
-    let Rows { block_type, n_in, bytes, .. } = *rows;
-    let block = block_type.block_len();
-    let (runs, pairs) = (block / run, block / (2 * GROUP));
-    let Packed { codes, scales, sums, heads } = packed;
-    let by = if minima { 1 } else { i16::from(zero) };
-    let mut unpacked: [Unpacked; ROWS] = Default::default();
-    unpack_rows(block_type, bytes, n_in, &mut unpacked, |b, rows| {
-        let scales = scales.as_chunks_mut::<{ 2 * ROWS }>().0;
-        let scales = &mut scales[b * runs * planes..(b + 1) * runs * planes];
-        let sums = &mut sums.as_chunks_mut::<{ 2 * ROWS }>().0[b * pairs..(b + 1) * pairs];
-        for (r, row) in rows.iter().enumerate() {
-            heads[b].scale[r] = row.scale;
-            heads[b].min_scale[r] = row.min_scale;
-            let runs = row.scales.chunks_exact(run / GROUP);
-            for (scales, group) in scales.chunks_exact_mut(planes).zip(runs) {
-                let scale = i16::from(group[0]);
-                scales[0][2 * r..2 * r + 2].fill(scale);
-                if halves {
-                    scales[1][2 * r..2 * r + 2].fill(16 * scale);
-                }
-            }
-            let factors = if minima { &row.mins } else { &row.scales };
-            for (sums, pair) in sums.iter_mut().zip(factors.as_chunks::<2>().0) {
-                sums[2 * r] = i16::from(pair[0]) * by;
-                sums[2 * r + 1] = i16::from(pair[1]) * by;
-            }
-        }
-        let bytes = block * planes * ROWS;
-        let codes = codes[b * bytes..(b + 1) * bytes].as_chunks_mut().0;
-        for (k, codes) in codes.chunks_exact_mut(planes).enumerate() {
-            transpose(rows, 32 * k, zero, &mut codes[0]);
-            if halves {
-                let [low, high] = codes else { unreachable!("two planes") };
-                split(low, high);
-            }
-        }
-    });
-}
-
-/// Codes to their low and high halves.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn split(low: &mut [u8; 32 * ROWS], high: &mut [u8; 32 * ROWS]) {
-    for (low, high) in low.iter_mut().zip(high) {
-        (*low, *high) = (*low & 15, *low >> 4);
-    }
+        values
+    };
+    rows.tiles(n, x, tile, store);
 }
 
 /// 32 codes of each row from value `first` on, raised by `zero`: `[ROWS, 8, 4]` to `[8, ROWS, 4]`.

@@ -11,15 +11,19 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+mod portable;
 #[cfg(test)]
 mod tests;
 
-use quant::{BlockType, Q8View};
+use quant::{BlockType, GROUP, Q8View, Unpacked, unpack_rows};
 
 use super::isa::Isa;
 
 /// Weight rows of a group: 32-bit lanes of a vector.
 pub(super) const ROWS: usize = 8;
+
+/// Activation rows of a tile: with two vectors of sums each, they and a weight fit into the registers.
+const TILE: usize = 4;
 
 /// Activation rows that pay for taking weights apart.
 const COLUMNS: usize = 16;
@@ -30,12 +34,8 @@ const fn pair(most: i16) -> i16 {
 }
 
 /// Whether `n_columns` activation rows are best multiplied by packed rows of this type.
-pub(super) fn is_for(isa: Isa, ty: BlockType, n_columns: usize) -> bool {
-    match isa {
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2(_) => n_columns >= COLUMNS && Layout::of(ty).is_some(),
-        Isa::Scalar => false,
-    }
+pub(super) fn is_for(ty: BlockType, n_columns: usize) -> bool {
+    n_columns >= COLUMNS && Layout::of(ty).is_some()
 }
 
 /// How codes of a type are laid out.
@@ -143,11 +143,70 @@ impl Packed {
         (heads + self.codes.capacity() + words) as u64
     }
 
+    /// Takes the rows apart. `transpose(rows, first, zero, codes)` lays out 32 codes of each row from value `first` on,
+    /// raised by `zero`: `[ROWS, 8, 4]` to `[8, ROWS, 4]`.
+    #[inline(always)]
+    fn fill(
+        &mut self,
+        rows: &Rows<'_>,
+        layout: Layout,
+        transpose: impl Fn(&[Unpacked; ROWS], usize, u8, &mut [u8; 32 * ROWS]),
+    ) {
+        let Layout { run, zero, minima, halves, .. } = layout;
+        let planes = layout.planes();
+        let Rows { block_type, n_in, bytes, .. } = *rows;
+        let block = block_type.block_len();
+        self.resize(n_in, block, layout);
+        let (runs, pairs) = (block / run, block / (2 * GROUP));
+        let Self { codes, scales, sums, heads } = self;
+        let by = if minima { 1 } else { i16::from(zero) };
+        let mut unpacked: [Unpacked; ROWS] = Default::default();
+        unpack_rows(block_type, bytes, n_in, &mut unpacked, |b, rows| {
+            let scales = scales.as_chunks_mut::<{ 2 * ROWS }>().0;
+            let scales = &mut scales[b * runs * planes..(b + 1) * runs * planes];
+            let sums = &mut sums.as_chunks_mut::<{ 2 * ROWS }>().0[b * pairs..(b + 1) * pairs];
+            for (r, row) in rows.iter().enumerate() {
+                heads[b].scale[r] = row.scale;
+                heads[b].min_scale[r] = row.min_scale;
+                let runs = row.scales.chunks_exact(run / GROUP);
+                for (scales, group) in scales.chunks_exact_mut(planes).zip(runs) {
+                    let scale = i16::from(group[0]);
+                    scales[0][2 * r..2 * r + 2].fill(scale);
+                    if halves {
+                        scales[1][2 * r..2 * r + 2].fill(16 * scale);
+                    }
+                }
+                let factors = if minima { &row.mins } else { &row.scales };
+                for (sums, pair) in sums.iter_mut().zip(factors.as_chunks::<2>().0) {
+                    sums[2 * r] = i16::from(pair[0]) * by;
+                    sums[2 * r + 1] = i16::from(pair[1]) * by;
+                }
+            }
+            let bytes = block * planes * ROWS;
+            let codes = codes[b * bytes..(b + 1) * bytes].as_chunks_mut().0;
+            for (k, codes) in codes.chunks_exact_mut(planes).enumerate() {
+                transpose(rows, 32 * k, zero, &mut codes[0]);
+                if halves {
+                    let [low, high] = codes else { unreachable!("two planes") };
+                    split(low, high);
+                }
+            }
+        });
+    }
+
     fn resize(&mut self, n_in: usize, block: usize, layout: Layout) {
         resize(&mut self.codes, n_in * layout.planes() * ROWS);
         resize(&mut self.scales, n_in / layout.run * layout.planes() * 2 * ROWS);
         resize(&mut self.sums, n_in / 32 * 2 * ROWS);
         resize(&mut self.heads, n_in / block);
+    }
+}
+
+/// Codes to their low and high halves.
+#[inline(always)]
+fn split(low: &mut [u8; 32 * ROWS], high: &mut [u8; 32 * ROWS]) {
+    for (low, high) in low.iter_mut().zip(high) {
+        (*low, *high) = (*low & 15, *low >> 4);
     }
 }
 
@@ -171,7 +230,7 @@ impl Rows<'_> {
     /// Multiplies with activation rows `x(0..n)`; `store(c, y)` takes the [`ROWS`] products of the `c`-th.
     ///
     /// # Panics
-    /// If the type or the instruction set is none for packed rows, or lengths or blocks do not belong together.
+    /// If the type is none for packed rows, or lengths or blocks do not belong together.
     pub(super) fn multiply<'x>(
         &self,
         packed: &mut Packed,
@@ -180,12 +239,38 @@ impl Rows<'_> {
         store: impl FnMut(usize, &[f32; ROWS]),
     ) {
         let layout = Layout::of(self.block_type).expect("a type with integer codes");
-        packed.resize(self.n_in, self.block_type.block_len(), layout);
         match self.isa {
             // SAFETY: `Isa::Avx2` is made only after AVX2, FMA and F16C were detected on this CPU.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2(_) => unsafe { avx2::multiply(self, layout, packed, n, x, store) },
-            Isa::Scalar => panic!("portable code takes rows one by one"),
+            Isa::Scalar => portable::multiply(self, layout, packed, n, x, store),
+        }
+    }
+    /// Columns `0..n`, [`TILE`] at a time.
+    #[inline(always)]
+    fn tiles<'x>(
+        &self,
+        n: usize,
+        x: impl Fn(usize) -> Q8View<'x>,
+        tile: impl Fn([Q8View<'x>; TILE]) -> [[f32; ROWS]; TILE],
+        mut store: impl FnMut(usize, &[f32; ROWS]),
+    ) {
+        let block = self.block_type.block_len();
+        let check = |c: usize| {
+            let x = x(c);
+            assert!(x.block == block && x.quants.len() == self.n_in, "activations of the weight");
+            assert!(x.scales.len() * block == self.n_in && x.sums.len() * GROUP == self.n_in);
+            x
+        };
+        let mut c = 0;
+        while c < n {
+            // The last tile takes its last column as often as it has room.
+            let column = |i: usize| check((c + i).min(n - 1));
+            let products = tile([column(0), column(1), column(2), column(3)]);
+            for (i, y) in products.iter().enumerate().take(n - c) {
+                store(c + i, y);
+            }
+            c += TILE;
         }
     }
 }

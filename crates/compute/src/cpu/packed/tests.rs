@@ -8,17 +8,12 @@ fn types() -> impl Iterator<Item = (BlockType, Layout)> {
     BlockType::ALL.into_iter().filter_map(|ty| Some((ty, Layout::of(ty)?)))
 }
 
-/// Instruction sets of this CPU that multiply packed rows.
-fn sets() -> impl Iterator<Item = Isa> {
-    Isa::available().filter(|isa| is_for(*isa, BlockType::Q4K, COLUMNS))
-}
-
 /// Compares with the definition, for every number of columns up to that of `xs`.
 fn check(ty: BlockType, rows: &[u8], xs: &[Q8Row]) {
     let n_in = xs[0].quants().len();
     let row_bytes = rows.len() / ROWS;
     let mut packed = Packed::default();
-    for isa in sets() {
+    for isa in Isa::available() {
         let weights = Rows { isa, block_type: ty, n_in, bytes: rows };
         for n in 0..=xs.len() {
             let mut seen = vec![false; n];
