@@ -91,7 +91,7 @@ pub(super) fn experts(
     }
     let gate_up = groups.iter().flat_map(|g| [g.matrices.gate, g.matrices.up]);
     quantize(machine, x_q8, (x, hidden), form, gate_up, |r| used[r]);
-    split(tasks, machine.isa, groups, |g| g.matrices.gate);
+    split(tasks, groups, |g| g.matrices.gate);
     grow(inner, pairs.len() * width);
     let inner = &mut inner[..pairs.len() * width];
     let step = Step { groups, pairs, tasks, floats: x, quantized: x_q8, form };
@@ -99,7 +99,7 @@ pub(super) fn experts(
 
     let down = groups.iter().map(|g| g.matrices.down);
     quantize(machine, inner_q8, (inner, width), form, down, |_| true);
-    split(tasks, machine.isa, groups, |g| g.matrices.down);
+    split(tasks, groups, |g| g.matrices.down);
     let step = Step { groups, pairs, tasks, floats: inner, quantized: inner_q8, form };
     step.down(machine, hidden, outputs);
 }
