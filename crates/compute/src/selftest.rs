@@ -355,7 +355,7 @@ fn delta_net(backend: &mut dyn Backend, role: Role, gate: Gate) -> Outcome {
 
 /// Router, experts of this type, shared expert, combination.
 fn experts(backend: &mut dyn Backend, block_type: BlockType) -> Outcome {
-    let (n_experts, top_k, hidden, width, n_rows) = (6, 3, 512, 256, 9_u32);
+    let (n_experts, top_k, hidden, width, n_rows) = (4, 2, 512, 256, 5_u32);
     let rows = n_rows as usize;
     let mut bench = Bench { backend, seed: 300 };
     bench.backend.begin_pass(&rows_of(0..n_rows, SequenceId(0), Role::Prompt));

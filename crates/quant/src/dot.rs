@@ -116,6 +116,22 @@ pub fn unpack_rows<const R: usize>(
     );
 }
 
+/// What is added to every code of a quantised type: 8-bit codes without a sign do not fit into [`Unpacked`].
+pub fn code_offset(ty: BlockType) -> i16 {
+    const fn of<F: Format>(_: F) -> i16 {
+        F::OFFSET
+    }
+    with_format!(ty, format, _shape => of(format), 0)
+}
+
+/// Whether the groups of a quantised type have minima.
+pub fn has_minima(ty: BlockType) -> bool {
+    const fn of<F: Format>(_: F) -> bool {
+        F::LARGEST_MIN > 0
+    }
+    with_format!(ty, format, _shape => of(format), false)
+}
+
 #[inline(always)]
 fn check_row(ty: BlockType, row: &[u8], n_in: usize) {
     assert_eq!(ty.row_bytes(n_in), Some(row.len()), "the bytes of a {ty} row of {n_in} values");

@@ -40,6 +40,9 @@ macro_rules! for_each_isa {
                 // SAFETY: `Isa::Avx2` is made only after AVX2, FMA and F16C were detected on this CPU.
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx2(_) => unsafe { avx2($($arg),*) },
+                // The definitions use nothing that is not in the baseline.
+                #[cfg(target_arch = "aarch64")]
+                Isa::Dotprod(_) => body($($arg),*),
             }
         }
     )*};

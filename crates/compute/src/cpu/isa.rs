@@ -8,6 +8,9 @@ pub enum Isa {
     /// AVX2 with FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
+    /// NEON, which every 64-bit ARM has, with `sdot`.
+    #[cfg(target_arch = "aarch64")]
+    Dotprod(Dotprod),
 }
 
 /// Proof that AVX2, FMA and F16C were detected.
@@ -25,12 +28,26 @@ impl Avx2 {
     }
 }
 
+/// Proof that `sdot` was detected.
+#[cfg(target_arch = "aarch64")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dotprod(());
+
+#[cfg(target_arch = "aarch64")]
+impl Dotprod {
+    fn detect() -> Option<Self> {
+        std::arch::is_aarch64_feature_detected!("dotprod").then_some(Self(()))
+    }
+}
+
 impl Isa {
     /// Every instruction set of this CPU, slowest first.
     pub fn available() -> impl Iterator<Item = Self> {
         #[cfg(target_arch = "x86_64")]
         let faster = Avx2::detect().map(Self::Avx2);
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(target_arch = "aarch64")]
+        let faster = Dotprod::detect().map(Self::Dotprod);
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         let faster = None;
         std::iter::once(Self::Scalar).chain(faster)
     }
@@ -40,12 +57,14 @@ impl Isa {
         Self::available().last().unwrap_or(Self::Scalar)
     }
 
-    /// `scalar`, `avx2`.
+    /// `scalar`, `avx2`, `dotprod`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Scalar => "scalar",
             #[cfg(target_arch = "x86_64")]
             Self::Avx2(_) => "avx2",
+            #[cfg(target_arch = "aarch64")]
+            Self::Dotprod(_) => "dotprod",
         }
     }
 }

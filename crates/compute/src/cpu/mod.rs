@@ -16,6 +16,8 @@ pub mod pool;
 mod q8_rows;
 mod rows;
 mod scatter;
+#[cfg(target_arch = "aarch64")]
+mod sdot;
 mod streams;
 #[cfg(test)]
 mod test_data;

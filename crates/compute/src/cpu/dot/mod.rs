@@ -6,6 +6,8 @@
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx2;
+#[cfg(target_arch = "aarch64")]
+pub(super) mod dotprod;
 #[cfg(test)]
 mod tests;
 
@@ -39,6 +41,9 @@ pub fn rows_q8<const N: usize>(
         // SAFETY: `Isa::Avx2` is made only after AVX2, FMA and F16C were detected on this CPU.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2(_) => unsafe { avx2::rows_q8(ty, rows, xs, out) },
+        // SAFETY: `Isa::Dotprod` is made only after its instructions were detected on this CPU.
+        #[cfg(target_arch = "aarch64")]
+        Isa::Dotprod(_) => unsafe { dotprod::rows_q8(ty, rows, &xs, &mut out) },
     }
 }
 
@@ -58,14 +63,14 @@ pub fn rows_float<const N: usize>(
         check_rows(ty, rows, x.len(), out.len());
     }
     match isa {
-        Isa::Scalar => {
+        // SAFETY: `Isa::Avx2` is made only after AVX2, FMA and F16C were detected on this CPU.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2(_) => unsafe { avx2::rows_float(ty, rows, xs, out) },
+        _ => {
             for (x, out) in xs.iter().zip(&mut out) {
                 each_row(rows, out, |row| scalar_float(ty, row, x));
             }
         }
-        // SAFETY: `Isa::Avx2` is made only after AVX2, FMA and F16C were detected on this CPU.
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2(_) => unsafe { avx2::rows_float(ty, rows, xs, out) },
     }
 }
 
@@ -83,16 +88,16 @@ pub fn rows_decoded<const N: usize>(
         assert_eq!(rows.len(), x.len() * out.len(), "rows of as many values as activations");
     }
     match isa {
-        Isa::Scalar => {
+        // SAFETY: `Isa::Avx2` is made only after AVX2, FMA and F16C were detected on this CPU.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2(_) => unsafe { avx2::rows_decoded(rows, xs, out) },
+        _ => {
             for (x, out) in xs.iter().zip(&mut out) {
                 for (y, row) in out.iter_mut().zip(rows.chunks_exact(x.len().max(1))) {
                     *y = quant::lanes::dot(row, x);
                 }
             }
         }
-        // SAFETY: `Isa::Avx2` is made only after AVX2, FMA and F16C were detected on this CPU.
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2(_) => unsafe { avx2::rows_decoded(rows, xs, out) },
     }
 }
 
@@ -102,10 +107,10 @@ pub fn rows_decoded<const N: usize>(
 /// If `row` is not exactly a row's bytes.
 pub fn decode_row(isa: Isa, ty: BlockType, row: &[u8], out: &mut [f32]) {
     match isa {
-        Isa::Scalar => quant::decode_row(ty, row, out),
         // SAFETY: `Isa::Avx2` is made only after AVX2, FMA and F16C were detected on this CPU.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2(_) => unsafe { avx2::decode_row(ty, row, out) },
+        _ => quant::decode_row(ty, row, out),
     }
 }
 
@@ -151,5 +156,8 @@ pub fn quantize(
         // SAFETY: `Isa::Avx2` is made only after AVX2, FMA and F16C were detected on this CPU.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2(_) => unsafe { avx2::quantize(x, block, scales, quants, sums) },
+        // SAFETY: `Isa::Dotprod` is made only after its instructions were detected on this CPU.
+        #[cfg(target_arch = "aarch64")]
+        Isa::Dotprod(_) => unsafe { dotprod::quantize(x, block, scales, quants, sums) },
     }
 }

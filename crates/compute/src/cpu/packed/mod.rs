@@ -11,6 +11,8 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "aarch64")]
+mod dotprod;
 mod portable;
 #[cfg(test)]
 mod tests;
@@ -29,6 +31,7 @@ const TILE: usize = 4;
 const COLUMNS: usize = 16;
 
 /// Largest sum of two products that 16 bits must hold: code times quant, which reaches -128.
+#[cfg(any(test, target_arch = "x86_64"))]
 const fn pair(most: i16) -> i16 {
     2 * 128 * most
 }
@@ -92,6 +95,7 @@ impl Layout {
     }
 
     /// Steps of four codes whose sums 16 bits hold: one, or a number that divides a run.
+    #[cfg(any(test, target_arch = "x86_64"))]
     const fn steps(self) -> usize {
         let fit = (i16::MAX / pair(self.most)) as usize;
         if fit >= 8 && self.run == 32 {
@@ -243,6 +247,9 @@ impl Rows<'_> {
             // SAFETY: `Isa::Avx2` is made only after AVX2, FMA and F16C were detected on this CPU.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2(_) => unsafe { avx2::multiply(self, layout, packed, n, x, store) },
+            // SAFETY: `Isa::Dotprod` is made only after its instructions were detected on this CPU.
+            #[cfg(target_arch = "aarch64")]
+            Isa::Dotprod(_) => unsafe { dotprod::multiply(self, layout, packed, n, x, store) },
             Isa::Scalar => portable::multiply(self, layout, packed, n, x, store),
         }
     }
