@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use ureq::http::{HeaderMap, HeaderValue, Response, header};
 use ureq::{Agent, Body, BodyReader};
@@ -200,9 +200,9 @@ impl Client {
         let code = text(response.headers(), "x-error-code").unwrap_or_default();
         Failure::Final(match (status, code.as_str()) {
             (408 | 425 | 429 | 500 | 502..=599, _) => {
-                let wait =
-                    text(response.headers(), "retry-after").and_then(|s| s.trim().parse().ok());
-                return Failure::Passing(format!("status {status}"), wait.map(Duration::from_secs));
+                let wait = text(response.headers(), "retry-after")
+                    .and_then(|text| retry_after(&text, SystemTime::now()));
+                return Failure::Passing(format!("status {status}"), wait);
             }
             (_, "RevisionNotFound") => {
                 HubError::NotFound { host, what, hint: "look at `--revision`" }
@@ -266,6 +266,16 @@ fn content_range(headers: &HeaderMap, wanted: &Range<u64>) -> Option<(Range<u64>
     fits.then(|| (first..last + 1, total))
 }
 
+/// How long a host asks to wait: seconds, or until a date (RFC 9110, 10.2.3).
+fn retry_after(text: &str, now: SystemTime) -> Option<Duration> {
+    let text = text.trim();
+    if let Ok(seconds) = text.parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let until = httpdate::parse_http_date(text).ok()?;
+    Some(until.duration_since(now).unwrap_or_default())
+}
+
 fn text(headers: &HeaderMap, name: &str) -> Option<String> {
     Some(headers.get(name)?.to_str().ok()?.to_owned())
 }
@@ -317,6 +327,17 @@ mod tests {
             "bytes 10-19/x",
         ] {
             assert_eq!(check(bad), None, "{bad}");
+        }
+    }
+    #[test]
+    fn a_host_names_seconds_or_a_date() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(784_111_700);
+        let wait = |text| retry_after(text, now).map(|wait| wait.as_secs());
+        assert_eq!(wait(" 120 "), Some(120));
+        assert_eq!(wait("Sun, 06 Nov 1994 08:49:37 GMT"), Some(77));
+        assert_eq!(wait("Sun, 06 Nov 1994 08:00:00 GMT"), Some(0));
+        for bad in ["", "-1", "1.5", "soon", "Sun, 06 Nov"] {
+            assert_eq!(wait(bad), None, "{bad}");
         }
     }
 }

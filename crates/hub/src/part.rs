@@ -85,6 +85,10 @@ impl Part {
         let record_path = partial.with_added_extension("json");
         let parent = partial.parent().unwrap_or(folder);
         fs::create_dir_all(parent).map_err(HubError::io("make the folder", parent))?;
+        // A link would be followed to wherever it leads, and what is there written over.
+        if partial.is_symlink() {
+            fs::remove_file(&partial).map_err(HubError::io("remove the link", &partial))?;
+        }
         let open =
             File::options().create(true).truncate(false).read(true).write(true).open(&partial);
         let file = open.map_err(HubError::io("open", &partial))?;
@@ -346,6 +350,20 @@ mod tests {
         assert_eq!(Part::open(folder.path(), other, 10).unwrap().done(), 0);
         fs::write(folder.path().join("a/b.bin.partial"), b"short").unwrap();
         assert_eq!(Part::open(folder.path(), wanted(25), 10).unwrap().done(), 0);
+    }
+
+    #[test]
+    fn a_link_is_not_written_through() {
+        let folder = tempfile::tempdir().unwrap();
+        let elsewhere = folder.path().join("elsewhere");
+        fs::write(&elsewhere, b"precious").unwrap();
+        fs::create_dir_all(folder.path().join("a")).unwrap();
+        let partial = folder.path().join("a/b.bin.partial");
+        std::os::unix::fs::symlink(&elsewhere, &partial).unwrap();
+        let part = Part::open(folder.path(), wanted(25), 10).unwrap();
+        assert!(part.write(Writer::Chunk, 0, b"zz").unwrap());
+        assert_eq!(fs::read(&elsewhere).unwrap(), b"precious");
+        assert!(!partial.is_symlink() && fs::metadata(&partial).unwrap().len() == 25);
     }
 
     #[test]
