@@ -23,6 +23,18 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
+    /// Whether what has the name of a journal is one, or the beginning of one. Nothing there is nobody else's either.
+    pub(crate) fn is_ours(path: &Path) -> bool {
+        let mut head = Vec::new();
+        match File::open(path) {
+            Ok(file) => {
+                let read = file.take(MAGIC.len() as u64).read_to_end(&mut head);
+                read.is_ok() && MAGIC.starts_with(&head)
+            }
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        }
+    }
+
     /// Opens or makes the journal, and locks it. It has no checksums unless they are of the pack with this fingerprint,
     /// and then `most` at most.
     ///

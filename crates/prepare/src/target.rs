@@ -10,6 +10,7 @@ use checkpoint::Checkpoint;
 use units::Bytes;
 
 use crate::error::PrepareError;
+use crate::journal::Journal;
 
 /// The names of a pack and of what there is before it is finished.
 #[derive(Debug, Clone)]
@@ -55,6 +56,9 @@ impl Target {
         }
         if !force && !left_by_us && target.partial.exists() {
             return Err(PrepareError::InTheWay { path: target.partial });
+        }
+        if !force && !Journal::is_ours(&target.journal) {
+            return Err(PrepareError::InTheWay { path: target.journal });
         }
         Ok(target)
     }

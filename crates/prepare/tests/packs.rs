@@ -245,6 +245,14 @@ fn nothing_is_replaced_unasked_and_a_source_never() {
     let other = folder.path().join("other.sakia");
     std::fs::write(folder.path().join("other.sakia.partial"), "precious").unwrap();
     assert!(matches!(refused(&other, false), PrepareError::InTheWay { .. }));
+    let third = folder.path().join("third.sakia");
+    let journal = folder.path().join("third.sakia.partial.journal");
+    std::fs::write(&journal, "precious").unwrap();
+    assert!(matches!(refused(&third, false), PrepareError::InTheWay { .. }));
+    assert_eq!(std::fs::read_to_string(&journal).unwrap(), "precious");
+    // One that was torn at its beginning is ours.
+    std::fs::write(&journal, "SAK").unwrap();
+    packing(&model, &third, false).unwrap().run(&Until::end()).unwrap();
     assert_eq!(std::fs::read_to_string(&out).unwrap(), "precious");
     for out in [&out, &other] {
         packing(&model, out, true).unwrap().run(&Until::end()).unwrap();
