@@ -21,6 +21,7 @@ fn counter() -> &'static AtomicUsize {
         let seen = Arc::clone(&counter);
         let handler = move || {
             if seen.fetch_add(1, Ordering::Relaxed) > 0 {
+                crate::output::abandon();
                 std::process::exit(130);
             }
         };

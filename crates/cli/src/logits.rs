@@ -36,6 +36,10 @@ pub(crate) fn run(args: &LogitsArgs) -> Result<ExitCode> {
     let out = (args.out.clone(), output::create(&args.out, &inputs)?);
     let [routes, draft] = others(args, &inputs)?;
     let mut engine = open::load(opened, options)?;
+    if interrupt::pressed() {
+        report::note("interrupted; nothing was written");
+        return Ok(ExitCode::from(130));
+    }
     let n_vocab = engine.network.config().vocab as usize;
     if routes.is_some() {
         let config = engine.network.config();

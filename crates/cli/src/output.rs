@@ -7,9 +7,28 @@ use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result, bail};
 use tempfile::NamedTempFile;
+
+use crate::interrupt;
+
+/// Unfinished files, for whoever ends the process.
+static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+fn unfinished() -> MutexGuard<'static, Vec<PathBuf>> {
+    // Names are added and taken away whole.
+    UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Removes all unfinished files, as the process ends without unwinding.
+pub(crate) fn abandon() {
+    for path in unfinished().drain(..) {
+        // Nobody is left to be told.
+        let _ = std::fs::remove_file(path);
+    }
+}
 
 /// Where the bytes of an output go.
 pub(crate) enum OutputFile {
@@ -50,6 +69,7 @@ impl OutputFile {
             .suffix(".partial")
             .permissions(Permissions::from_mode(0o666))
             .tempfile_in(folder)?;
+        unfinished().push(file.path().to_owned());
         Ok(Self::New { file: BufWriter::new(file), target: target.to_owned() })
     }
 
@@ -61,6 +81,8 @@ impl OutputFile {
         match self {
             Self::New { file, target } => {
                 let file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
+                let mut unfinished = unfinished();
+                unfinished.retain(|path| path != file.path());
                 file.persist(target).map(drop).map_err(|error| error.error)
             }
             Self::Stream(mut file) => file.flush(),
@@ -100,6 +122,8 @@ pub(crate) fn create(target: &Path, inputs: &[PathBuf]) -> Result<OutputFile> {
             input.display()
         );
     }
+    // From here on Ctrl-C leaves nothing behind.
+    interrupt::clear();
     OutputFile::create(target).with_context(|| format!("creating {}", target.display()))
 }
 
