@@ -8,6 +8,10 @@
 //! Taking rows apart is the definition's own code, compiled for the instruction set, so a format needs no code of its
 //! own here, only a line in `Layout::of`. Codes of 8 bits are two of 4: `Σ c·q = Σ low·q + 16·Σ high·q`, exactly.
 #![allow(unsafe_code, reason = "one call into a function for a detected instruction set")]
+#![allow(
+    clippy::inline_always,
+    reason = "what instruction sets share must be compiled inside the functions for them"
+)]
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
