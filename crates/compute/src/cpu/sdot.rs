@@ -3,7 +3,9 @@
 //! The intrinsics for it are not stable; the instructions are written out.
 #![allow(unsafe_code, reason = "assembly, and vector loads that take pointers")]
 
-use std::arch::aarch64::*;
+use std::arch::aarch64::{
+    float32x4_t, int8x16_t, int16x8_t, int32x4_t, vld1q_f32, vld1q_s8, vld1q_s16,
+};
 use std::arch::asm;
 
 /// `acc[i] + Σ a[4·i + k] · b[4·i + k]`.
