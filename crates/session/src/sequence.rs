@@ -240,8 +240,8 @@ impl Sequence {
         Ok(())
     }
 
-    /// Runs `token`, with guesses of what follows it if anyone guesses, at most `room` rows. `choose` gets the logits of
-    /// every row that stays; how many these are.
+    /// Runs `token`, with guesses of what follows it if anyone guesses, at most `room` rows. `choose` gets the logits
+    /// of every row that stays; how many these are.
     ///
     /// # Errors
     /// See [`ForwardError`].
