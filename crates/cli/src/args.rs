@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use compute::backend::{Activations, KvType};
 use expert_store::DirectMode;
-use session::BackendKind;
+use session::{BackendKind, SpeculationOptions};
 use slot_pool::PolicyKind;
 use units::Bytes;
 
@@ -111,6 +111,45 @@ pub(crate) struct SpeedArgs {
     /// How activations meet quantised weights: 8 bit, or float for parity
     #[arg(long, value_enum, default_value_t = ActivationType::Q8, value_name = "TYPE")]
     pub(crate) activations: ActivationType,
+}
+
+/// Tokens that are guessed before they are chosen. None of these changes the output.
+#[derive(Args)]
+#[command(next_help_heading = "Speculation")]
+pub(crate) struct SpeculationArgs {
+    /// Who guesses tokens ahead: the text where it repeats, the model's draft head (MTP), or whoever there is
+    #[arg(long, value_enum, default_value_t = Speculate::Off, value_name = "WHO")]
+    pub(crate) speculate: Speculate,
+    /// Most tokens guessed ahead, 1 to 15; fewer where they do not pay
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 4,
+        requires = "speculate",
+        allow_negative_numbers = true
+    )]
+    pub(crate) draft_tokens: u32,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Speculate {
+    Off,
+    Lookup,
+    Draft,
+    Auto,
+}
+
+impl SpeculationArgs {
+    /// For a model with or without a draft head.
+    pub(crate) const fn options(&self, has_draft: bool) -> SpeculationOptions {
+        let (lookup, draft) = match self.speculate {
+            Speculate::Off => (false, false),
+            Speculate::Lookup => (true, false),
+            Speculate::Draft => (false, true),
+            Speculate::Auto => (true, has_draft),
+        };
+        SpeculationOptions { lookup, draft, most: self.draft_tokens }
+    }
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -220,6 +259,8 @@ pub(crate) struct RunArgs {
     pub(crate) memory: MemoryArgs,
     #[command(flatten)]
     pub(crate) speed: SpeedArgs,
+    #[command(flatten)]
+    pub(crate) speculation: SpeculationArgs,
     /// Write what was measured, as JSON
     #[arg(long, value_name = "FILE", help_heading = "Record")]
     pub(crate) receipt: Option<PathBuf>,
@@ -268,6 +309,8 @@ pub(crate) struct PlanArgs {
     /// Rows of a prefill pass, a multiple of 64 [default: the planner's choice]
     #[arg(long, value_name = "TOKENS", help_heading = "Speed", allow_negative_numbers = true)]
     pub(crate) pass: Option<u32>,
+    #[command(flatten)]
+    pub(crate) speculation: SpeculationArgs,
     /// With the draft head (MTP) loaded, which only some commands do
     #[arg(long)]
     pub(crate) draft: bool,
@@ -469,6 +512,8 @@ pub(crate) struct BenchArgs {
     pub(crate) memory: MemoryArgs,
     #[command(flatten)]
     pub(crate) speed: SpeedArgs,
+    #[command(flatten)]
+    pub(crate) speculation: SpeculationArgs,
 }
 
 /// Token ids of one argument.

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use session::{Forced, Sequence, receipt};
+use session::{Forced, receipt};
 
 use crate::args::BenchArgs;
 use crate::{open, report};
@@ -29,8 +29,10 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
     let chosen = open::choose(&args.model)?;
     let mut options = open::options(&chosen, &args.memory, Some(&args.speed))?;
     options.context = options.context.or(Some(needed as u32));
-    let mut engine = open::load(open::open(&chosen)?, options)?;
-    let mut sequence = Sequence::open(&mut engine.network)?;
+    let opened = open::open(&chosen)?;
+    options.speculation = args.speculation.options(opened.model.draft.is_some());
+    let mut engine = open::load(opened, options)?;
+    let mut sequence = engine.open_sequence()?;
     let (prompt, forced) = ids[..needed].split_at(args.prompt_tokens);
     let pass_rows = engine.plan.pass_rows as usize;
     let outcome = Forced { prompt, forced, pass_rows }.run(&mut engine.network, &mut sequence)?;

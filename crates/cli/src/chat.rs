@@ -48,7 +48,7 @@ impl<'a> Chat<'a> {
             report::note("warning: the model has no chat template; plain ChatML is used");
         }
         let sampler = Sampler::new(sampler)?;
-        let sequence = Sequence::open(&mut engine.network)?;
+        let sequence = engine.open_sequence()?;
         let mut chat =
             Self { engine, args, template, sampler, sequence, messages: Vec::new(), last: None };
         chat.reset();
@@ -150,7 +150,8 @@ impl<'a> Chat<'a> {
     }
 
     fn report(&mut self, generated: &Generated, output: &[u32]) {
-        let receipt = Receipt::new(&self.engine, &generated.prefill, &generated.decode, output);
+        let receipt = Receipt::new(&self.engine, &generated.prefill, &generated.decode, output)
+            .with_speculation(&self.engine, generated.speculation);
         match generated.finish {
             Finish::Context => {
                 report::note(

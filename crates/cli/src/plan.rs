@@ -13,6 +13,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<ExitCode> {
     options.pass_rows = args.pass;
     options.draft = args.draft;
     let opened = open::open(&chosen)?;
+    options.speculation = args.speculation.options(opened.model.draft.is_some());
     open::remark(&opened, &options);
     let plan = opened.plan(&options)?;
     if args.json {

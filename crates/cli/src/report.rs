@@ -9,7 +9,7 @@ use checkpoint::CheckpointError;
 use hub::HubError;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use prepare::PrepareError;
-use session::{EngineError, Receipt};
+use session::{EngineError, Receipt, SpeculationCounters};
 use units::Bytes;
 
 /// Prints data at once. A closed pipe ends the program quietly, as it does for other filters; data that cannot be
@@ -145,10 +145,15 @@ pub(crate) fn summary(receipt: &Receipt) -> String {
     let (prefill, decode) = (&receipt.prefill, &receipt.decode);
     let lookups = prefill.lookups + decode.lookups;
     let hits = prefill.hits + decode.hits;
+    let guesses = receipt.speculation.map_or_else(String::new, |counters| {
+        let SpeculationCounters { drafted, accepted, verify_passes, plain_passes } = counters;
+        let passes = verify_passes + plain_passes;
+        format!(" | guesses: {accepted} of {drafted} right, in {verify_passes} of {passes} passes")
+    });
     let hit_rate = if lookups == 0 { 0.0 } else { 100.0 * hits as f64 / lookups as f64 };
     format!(
         "[prefill {:.1} tok/s ({} tokens), decode {:.2} tok/s ({} tokens) | {:.0} % hits: {hits} hits, {} misses, {} read | \
-         decode: {:.0} % hits, {:.2} MB a token, {:.0} % waiting, {:.1} ms a token without | peak {} of {}, {} B written]",
+         decode: {:.0} % hits, {:.2} MB a token, {:.0} % waiting, {:.1} ms a token without{guesses} | peak {} of {}, {} B written]",
         prefill.tokens_per_second,
         prefill.tokens,
         decode.tokens_per_second,

@@ -12,7 +12,7 @@ use crate::{open, output, report};
 
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let chosen = open::choose(&args.model)?;
-    let options = open::options(&chosen, &args.memory, Some(&args.speed))?;
+    let mut options = open::options(&chosen, &args.memory, Some(&args.speed))?;
     if chosen.is_demo && args.memory.memory.is_none() {
         let budget = options.budget.bytes;
         report::note(&format!(
@@ -20,6 +20,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
         ));
     }
     let opened = open::open(&chosen)?;
+    options.speculation = args.speculation.options(opened.model.draft.is_some());
     // What cannot be had is said before gigabytes are loaded: the prompt, settings, the receipt's file.
     let most = longest_text(&opened, &options);
     let prompt = match &args.prompt {

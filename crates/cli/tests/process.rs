@@ -236,3 +236,63 @@ fn a_draft_that_cannot_be_is_refused_with_words() {
     }
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing half-written");
 }
+
+#[test]
+fn guesses_change_no_word_and_are_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let receipt = folder.path().join("run.json");
+    let ask = |extra: &[&str]| {
+        let ask = ["run", "Repeat three times: a wheel that lifts water.", "-n", "60"];
+        let memory = ["--memory", "64MiB", "--context", "512", "--seed", "3"];
+        let receipt = ["--receipt", receipt.to_str().unwrap()];
+        let output = sakia(&[&ask[..], &memory, &receipt, extra].concat());
+        assert!(output.status.success(), "{extra:?}: {}", stderr(&output));
+        let record: Value = serde_json::from_slice(&std::fs::read(receipt[1]).unwrap()).unwrap();
+        (stdout(&output), stderr(&output), record)
+    };
+    let (text, line, record) = ask(&[]);
+    assert!(record.get("speculation").is_none() && !line.contains("guesses"), "{line}");
+    for who in ["lookup", "draft", "auto"] {
+        let (guessed, line, with) = ask(&["--speculate", who, "--draft-tokens", "3"]);
+        assert_eq!(guessed, text, "{who}");
+        assert_eq!(with["output_hash"], record["output_hash"], "{who}");
+        assert_eq!(with["decode"]["tokens"], record["decode"]["tokens"], "{who}");
+        assert!(line.contains("guesses: "), "{who}: {line}");
+        let count = |name: &str| with["speculation"][name].as_u64().unwrap();
+        let passes = count("verify_passes") + count("plain_passes");
+        assert_eq!(count("accepted") + passes, with["decode"]["tokens"], "{who}");
+        assert!(count("accepted") <= count("drafted"), "{who}");
+        assert!(with["peak_rss_bytes"].as_u64() <= with["budget_bytes"].as_u64(), "{with:#}");
+        assert_eq!(with.get("draft_bytes").is_some(), who != "lookup", "{who}");
+    }
+}
+
+#[test]
+fn guesses_that_cannot_be_are_refused_with_words() {
+    let other = "testdata/fixtures/models/qwen3_moe-a/f32.gguf";
+    for (args, words) in [
+        (&["plan", "-m", other, "--speculate", "draft"][..], "has no draft head"),
+        (&["plan", "--speculate", "lookup", "--draft-tokens", "16"], "1 to 15"),
+        (&["plan", "--speculate", "lookup", "--draft-tokens", "0"], "1 to 15"),
+        (&["plan", "--draft-tokens", "3"], "--speculate"),
+        (&["run", "x", "--speculate", "psychic"], "psychic"),
+    ] {
+        let output = sakia(args);
+        assert!(!output.status.success(), "{args:?}");
+        assert!(stderr(&output).contains(words), "{args:?}: {}", stderr(&output));
+    }
+    // Whoever there is: without a draft head that is the text.
+    for (model, head) in [(other, false), ("models/sakia-demo-Q4_K_M.gguf", true)] {
+        let output =
+            sakia(&["plan", "-m", model, "--memory", "1GiB", "--speculate", "auto", "--json"]);
+        let plan: Value = serde_json::from_str(&stdout(&output)).unwrap();
+        let names: Vec<&str> = plan["details"].as_array().unwrap().iter().map(name_of).collect();
+        assert_eq!(names.contains(&"draft head"), head, "{names:?}");
+        assert!(names.contains(&"text for guesses"), "{names:?}");
+        assert_eq!(names.contains(&"state before guesses"), head, "the other has no such state");
+    }
+}
+
+fn name_of(term: &Value) -> &str {
+    term["name"].as_str().unwrap()
+}

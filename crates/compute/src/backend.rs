@@ -501,6 +501,8 @@ pub trait Backend: Send {
     /// # Errors
     /// [`ComputeError::OutOfMemory`].
     fn snapshot(&mut self, sequence: SequenceId) -> Result<SnapshotId, ComputeError>;
+    /// Makes a snapshot of this sequence hold the state as it is now, in the memory that it has.
+    fn renew(&mut self, sequence: SequenceId, snapshot: SnapshotId);
     /// Puts a snapshot back; it stays usable.
     fn rollback(&mut self, sequence: SequenceId, snapshot: SnapshotId);
     /// Sets the recurrent state to that of an empty sequence.

@@ -203,6 +203,10 @@ impl Backend for Deferred {
         self.ask(move |backend| backend.snapshot(sequence))
     }
 
+    fn renew(&mut self, sequence: SequenceId, snapshot: SnapshotId) {
+        self.later(move |backend| backend.renew(sequence, snapshot));
+    }
+
     fn rollback(&mut self, sequence: SequenceId, snapshot: SnapshotId) {
         self.later(move |backend| backend.rollback(sequence, snapshot));
     }

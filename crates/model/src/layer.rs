@@ -8,6 +8,7 @@ use crate::delta_net;
 use crate::experts::ExpertStream;
 use crate::load::{InputWeights, LayerWeights, MixerWeights};
 use crate::moe;
+use crate::network::verify::Inputs;
 use crate::network::{ForwardError, Geometry};
 use crate::ngram::{self, Ngrams};
 use crate::routes::RouteLog;
@@ -40,6 +41,8 @@ pub(crate) struct Pass<'a> {
     pub(crate) rope: RopeId,
     pub(crate) n_rows: usize,
     pub(crate) routes: Option<&'a mut RouteLog>,
+    /// Where rows leave what recurrent updates take, if they may be taken back.
+    pub(crate) verify: Option<&'a Inputs>,
 }
 
 impl Pass<'_> {

@@ -6,7 +6,7 @@
 //! Start at [`Network::forward`]; a layer is sequenced in `layer.rs`, what it takes from the residual and gives back
 //! in `streams.rs`, its two mixers in `attention.rs` and `delta_net.rs`, its experts in `moe.rs` (what runs) and
 //! `experts.rs` (which bytes move), rows of an n-gram table in `ngram.rs`, a block that guesses
-//! tokens ahead in `network/draft.rs`.
+//! tokens ahead in `network/draft.rs`, how guesses are run and taken back in `network/verify.rs`.
 
 mod attention;
 mod delta_net;
@@ -24,8 +24,8 @@ pub use experts::{ExpertCounters, ExpertStream};
 pub use load::LoadError;
 pub use memory::{
     NamedBytes, draft_kv_bytes_per_token, draft_scratch, draft_weights, kv_bytes_per_token,
-    recurrent_bytes, resident_terms, scratch_terms, thread_bytes,
+    late_draft, recurrent_bytes, resident_terms, scratch_terms, thread_bytes, verify_terms,
 };
-pub use network::draft::DraftFrom;
+pub use network::draft::{DraftFrom, LATE_ROWS};
 pub use network::{ForwardError, LogitRows, Network, NetworkOptions};
 pub use routes::RouteLog;

@@ -7,12 +7,12 @@
 use std::ptr::NonNull;
 
 use checkpoint::{InputTensors, LayerTensors, MixerTensors, Model, ModelConfig, TensorInfo};
-use compute::backend::{Backend, KvType, WeightId};
+use compute::backend::{Backend, KvType, Row, WeightId};
 use expert_store::{Destination, NgramStore};
 
 use crate::attention;
 use crate::delta_net;
-use crate::network::{Geometry, draft};
+use crate::network::{Geometry, draft, verify};
 use crate::ngram;
 
 /// A named amount of memory.
@@ -226,6 +226,13 @@ pub fn recurrent_bytes(config: &ModelConfig) -> u64 {
     4 * (recurrent + extra) as u64
 }
 
+/// Hidden states that wait for a draft block, here and on their way back to the backend.
+pub fn late_draft(config: &ModelConfig) -> NamedBytes {
+    let width = Geometry::of(config).residual_width();
+    let row = 2 * 4 * width + size_of::<Row>();
+    NamedBytes { name: "draft rows that wait", bytes: (draft::LATE_ROWS * row) as u64 }
+}
+
 /// Activation memory that a draft block adds to a pass of `rows` rows.
 pub fn draft_scratch(config: &ModelConfig, rows: u32) -> NamedBytes {
     let geometry = Geometry::of(config);
@@ -241,6 +248,17 @@ pub fn draft_scratch(config: &ModelConfig, rows: u32) -> NamedBytes {
     let places = 2 * size_of::<(u32, u32)>();
     let bytes = u64::from(rows) * (values + places) as u64 + 8 * residual as u64;
     NamedBytes { name: "draft rows", bytes }
+}
+
+/// Memory that it takes to take rows back, of passes of up to `rows` rows; nothing where there is no recurrent state.
+pub fn verify_terms(config: &ModelConfig, rows: u32) -> Vec<NamedBytes> {
+    let buffer = |width: usize| page_rounded(4 * u64::from(rows) * width as u64);
+    let inputs = verify::widths(&Geometry::of(config)).into_iter().map(buffer).sum();
+    [("state before guesses", recurrent_bytes(config)), ("rows under verification", inputs)]
+        .into_iter()
+        .filter(|(_, bytes)| *bytes > 0)
+        .map(|(name, bytes)| NamedBytes { name, bytes })
+        .collect()
 }
 
 /// Activation memory of a pass of `rows` rows that may ask for `logit_rows` rows of logits.

@@ -1,6 +1,7 @@
 //! A loaded model: weights, buffers, sequences, experts; rows in, logits out.
 
 pub(crate) mod draft;
+pub(crate) mod verify;
 
 use std::ops::Range;
 
@@ -23,6 +24,7 @@ use crate::ngram::{self, Ngrams};
 use crate::routes::RouteLog;
 use crate::streams;
 use draft::Draft;
+use verify::Verify;
 
 /// Rows of logits computed at once: a head of 150,000 words takes 0.6 MB a row.
 const LOGIT_BLOCK: usize = 16;
@@ -174,6 +176,8 @@ pub struct NetworkOptions {
     /// Whether the draft head is loaded too. Then slots and records are also for its experts, which are those of one
     /// more layer.
     pub draft: bool,
+    /// Most rows of a pass that may be taken back; 0 if none ever is.
+    pub verify_rows: usize,
 }
 
 /// Which rows of a pass give logits.
@@ -193,6 +197,7 @@ pub struct Network {
     experts: ExpertStream,
     ngrams: Option<Ngrams>,
     draft: Option<Draft>,
+    verify: Option<Verify>,
     backend: Box<dyn Backend>,
     config: ModelConfig,
     geometry: Geometry,
@@ -241,6 +246,10 @@ impl Network {
         } else {
             None
         };
+        let verify = match options.verify_rows {
+            0 => None,
+            rows => Some(Verify::alloc(&mut *backend, &geometry, rows)?),
+        };
         let rope = backend.alloc_rope(rope_spec(&model.config));
         let vocab = model.config.vocab as usize;
         let logits = backend.alloc_buffer(options.logit_rows.min(LOGIT_BLOCK), vocab)?;
@@ -249,6 +258,7 @@ impl Network {
             experts,
             ngrams,
             draft,
+            verify,
             backend,
             config: model.config.clone(),
             geometry,
@@ -314,6 +324,9 @@ impl Network {
         if let Some(draft) = &mut self.draft {
             draft.open_sequence(sequence);
         }
+        if let Some(verify) = &mut self.verify {
+            verify.open_sequence(&mut *self.backend, &self.geometry, sequence)?;
+        }
         Ok(sequence)
     }
 
@@ -338,6 +351,17 @@ impl Network {
         sink: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), ForwardError> {
         self.check(rows)?;
+        self.run(rows, want, false, sink)
+    }
+
+    /// `verifying`: rows may be taken back.
+    fn run(
+        &mut self,
+        rows: &[Row],
+        want: LogitRows,
+        verifying: bool,
+        sink: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), ForwardError> {
         if let Some(ngrams) = &mut self.ngrams {
             ngrams.request(rows);
         }
@@ -348,7 +372,7 @@ impl Network {
         if let Some(log) = &mut self.routes {
             log.begin_pass(rows.len());
         }
-        self.layers(rows.len())?;
+        self.layers(rows.len(), verifying)?;
         if let Some(log) = &mut self.routes {
             log.end_pass(rows.len());
         }
@@ -380,7 +404,7 @@ impl Network {
         Ok(())
     }
 
-    fn layers(&mut self, n_rows: usize) -> Result<(), ForwardError> {
+    fn layers(&mut self, n_rows: usize, verifying: bool) -> Result<(), ForwardError> {
         let mut pass = Pass {
             backend: &mut *self.backend,
             experts: &mut self.experts,
@@ -390,6 +414,7 @@ impl Network {
             rope: self.rope,
             n_rows,
             routes: self.routes.as_mut(),
+            verify: self.verify.as_ref().filter(|_| verifying).map(Verify::inputs),
         };
         let (table, h, x) = (self.weights.embed, self.buffers.h, self.buffers.x);
         let out = if self.geometry.streams.is_some() { x } else { h };

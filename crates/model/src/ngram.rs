@@ -9,8 +9,9 @@ use compute::backend::{
 };
 use expert_store::{NgramCounters, NgramStore};
 
-use crate::layer::Pass;
+use crate::layer::{self, Pass};
 use crate::load::NgramWeights;
+use crate::network::verify::Inputs;
 use crate::network::{ForwardError, Geometry};
 
 /// Tokens whose rows are decoded and handed over at once.
@@ -158,6 +159,7 @@ pub(crate) fn run(pass: &mut Pass<'_>, weights: &NgramWeights) -> Result<(), For
     let streams = pass.buffers.streams.expect("the family has several streams");
     // Free until the mixer takes its input.
     let (a, b, value, h) = (streams.normed, streams.mix, pass.buffers.y, pass.buffers.h);
+    let conv = pass.verify.map_or(a, Inputs::ngram);
     let ngrams = pass.ngrams.as_mut().expect("the model has an n-gram table");
     ngrams.upload(pass.backend, (rows, pass.n_rows), weights.scale)?;
     let n_rows = pass.n_rows;
@@ -167,9 +169,20 @@ pub(crate) fn run(pass: &mut Pass<'_>, weights: &NgramWeights) -> Result<(), For
     pass.backend.record(norm(h, weights.query_norm, a));
     pass.mat_mul(weights.value, rows, value);
     pass.backend.record(Op::GatedValue { k: b, q: a, v: value, out: sum });
-    pass.backend.record(norm(sum, weights.conv_norm, a));
-    pass.backend.record(Op::ShortConv { state: CONV, x: a, weight: weights.conv, out: b });
+    pass.backend.record(norm(sum, weights.conv_norm, conv));
+    record_conv(pass.backend, pass.buffers, weights, conv);
     pass.backend.record(Op::Add { x: b, to: sum });
     pass.backend.record(Op::Add { x: sum, to: h });
     Ok(())
+}
+
+/// The convolution of `x` with what is remembered, into the buffer of stream mixing.
+pub(crate) fn record_conv(
+    backend: &mut dyn Backend,
+    buffers: &layer::Buffers,
+    weights: &NgramWeights,
+    x: BufferId,
+) {
+    let streams = buffers.streams.expect("the family has several streams");
+    backend.record(Op::ShortConv { state: CONV, x, weight: weights.conv, out: streams.mix });
 }

@@ -6,18 +6,19 @@
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
-use checkpoint::{Checkpoint, CheckpointError, Model, Records};
+use checkpoint::{Checkpoint, CheckpointError, Model, ModelConfig, Records};
 use compute::Options;
 use compute::backend::{Activations, Backend, KvType, SlotClass};
 use expert_store::{
     DirectMode, FaultPlan, NgramOptions, NgramStore, Store, StoreError, StoreOptions,
 };
 use memory_plan::{Budget, Plan, PlanError, PlanInput, RecordClass, Term};
-use model::{ExpertStream, LoadError, Network, NetworkOptions};
+use model::{ExpertStream, ForwardError, LoadError, Network, NetworkOptions};
 use slot_pool::{ClassSpec, PolicyKind, PoolError, PoolSpec, SlotPool};
 use units::{Bytes, ExpertKey, LayerIndex};
 
-use crate::sequence::GRID;
+use crate::sequence::{GRID, Sequence};
+use crate::speculate::{MOST_GUESSES, Speculation, SpeculationOptions};
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
 /// Pass lengths that the planner may choose from, longest first.
@@ -75,6 +76,8 @@ pub struct EngineOptions {
     pub logit_rows: u32,
     /// Whether the draft head is loaded too.
     pub draft: bool,
+    /// Who guesses tokens ahead.
+    pub speculation: SpeculationOptions,
 }
 
 impl EngineOptions {
@@ -95,7 +98,30 @@ impl EngineOptions {
             faults: None,
             logit_rows: 1,
             draft: false,
+            speculation: SpeculationOptions::default(),
         }
+    }
+
+    /// Whether the draft head is loaded, for whatever reason.
+    const fn loads_draft(&self) -> bool {
+        self.draft || self.speculation.draft
+    }
+
+    /// Guesses need the logits of every row of their pass.
+    fn all_logit_rows(&self) -> u32 {
+        self.logit_rows.max(self.speculation.rows())
+    }
+
+    /// What it takes to verify guesses.
+    fn verify_terms(&self, config: &ModelConfig, context: u32) -> Vec<model::NamedBytes> {
+        if !self.speculation.is_on() {
+            return Vec::new();
+        }
+        let mut terms = model::verify_terms(config, self.speculation.rows());
+        terms.extend(self.speculation.draft.then(|| model::late_draft(config)));
+        let bytes = self.speculation.bytes(context);
+        terms.push(model::NamedBytes { name: "text for guesses", bytes });
+        terms
     }
 }
 
@@ -186,7 +212,7 @@ impl OpenModel {
         let rows_of_context = context.next_multiple_of(GRID as u32);
         let passes: Vec<u32> = passes.into_iter().map(|rows| rows.min(rows_of_context)).collect();
         let draft_kv = model::draft_kv_bytes_per_token(config, options.kv);
-        let draft_kv = if options.draft { draft_kv } else { 0 };
+        let draft_kv = if options.loads_draft() { draft_kv } else { 0 };
         let input = PlanInput {
             model: self
                 .path
@@ -207,10 +233,11 @@ impl OpenModel {
             context,
             context_is_default: options.context.is_none(),
             scratch: &|rows| {
-                let draft = options.draft.then(|| model::draft_scratch(config, rows));
-                model::scratch_terms(&self.model, rows, options.logit_rows)
+                let draft = options.loads_draft().then(|| model::draft_scratch(config, rows));
+                model::scratch_terms(&self.model, rows, options.all_logit_rows())
                     .into_iter()
                     .chain(draft)
+                    .chain(options.verify_terms(config, context))
                     .map(to_term)
                     .collect()
             },
@@ -220,7 +247,7 @@ impl OpenModel {
             slots: options.slots,
         };
         let mut plan = memory_plan::plan(&input)?;
-        if options.draft {
+        if options.loads_draft() {
             // Its share of a term that is one number for all layers.
             let bytes = Bytes(draft_kv.saturating_mul(u64::from(context)));
             plan.details.push(Term::new(DRAFT_CACHE, bytes));
@@ -242,15 +269,21 @@ impl OpenModel {
                 "--context 0: at least one token is needed".to_owned(),
             ));
         }
-        if options.draft && self.model.draft.is_none() {
+        if options.loads_draft() && self.model.draft.is_none() {
             return Err(EngineError::NoDraft { model: self.path.clone() });
+        }
+        let SpeculationOptions { most, .. } = options.speculation;
+        if options.speculation.is_on() && !(1..=MOST_GUESSES).contains(&most) {
+            return Err(EngineError::Option(format!(
+                "--draft-tokens {most}: 1 to {MOST_GUESSES} tokens can be guessed ahead"
+            )));
         }
         Ok(())
     }
 
     /// Routed experts that are run: those of a loaded draft head too.
     fn records(&self, options: &EngineOptions) -> Cow<'_, Records> {
-        if options.draft {
+        if options.loads_draft() {
             Cow::Owned(self.model.records_with_draft())
         } else {
             Cow::Borrowed(&self.model.records)
@@ -259,7 +292,7 @@ impl OpenModel {
 
     /// Resident weights of a draft head that is loaded.
     fn draft_weights(&self, options: &EngineOptions) -> Option<model::NamedBytes> {
-        model::draft_weights(&self.model).filter(|_| options.draft)
+        model::draft_weights(&self.model).filter(|_| options.loads_draft())
     }
 
     /// Bytes that loading reads, for whoever shows how far it is.
@@ -327,7 +360,7 @@ impl Engine {
         let network_options = NetworkOptions {
             max_rows: plan.pass_rows as usize,
             context_tokens: plan.context as usize,
-            logit_rows: options.logit_rows as usize,
+            logit_rows: options.all_logit_rows() as usize,
             slots: plan
                 .classes
                 .iter()
@@ -336,7 +369,8 @@ impl Engine {
                     stride: class.slot_bytes as usize,
                 })
                 .collect(),
-            draft: options.draft,
+            draft: options.loads_draft(),
+            verify_rows: options.speculation.rows() as usize,
         };
         let backend = backend(&options);
         let network = Network::load(&model, backend, stream, ngrams, network_options, progress)?;
@@ -350,7 +384,21 @@ impl Engine {
     pub fn draft_bytes(&self) -> Option<Bytes> {
         let details = self.plan.details.iter().filter(|term| term.name.starts_with("draft "));
         let sum = details.map(|term| term.bytes.0).sum();
-        self.options.draft.then_some(Bytes(sum))
+        self.options.loads_draft().then_some(Bytes(sum))
+    }
+
+    /// An empty sequence, with guesses ahead if the options say so.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn open_sequence(&mut self) -> Result<Sequence, ForwardError> {
+        let sequence = Sequence::open(&mut self.network)?;
+        let options = self.options.speculation;
+        Ok(if options.is_on() {
+            sequence.with_speculation(Speculation::new(options, self.plan.context as usize))
+        } else {
+            sequence
+        })
     }
 }
 

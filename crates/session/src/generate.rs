@@ -6,6 +6,7 @@ use model::{ForwardError, Network};
 
 use crate::sampler::{Sampler, SamplerError};
 use crate::sequence::{Mark, Phase, Prompt, Sequence};
+use crate::speculate::SpeculationCounters;
 
 /// Why an answer ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,6 +56,8 @@ pub struct Generated {
     pub tokens: u64,
     /// Why it ended.
     pub finish: Finish,
+    /// What came of guesses.
+    pub speculation: SpeculationCounters,
 }
 
 /// Limits of an answer.
@@ -79,41 +82,85 @@ pub fn generate(
     on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
 ) -> Result<Generated, GenerateError> {
     check_prompt(prompt.tokens, network)?;
-    let context = network.options().context_tokens;
-    let mut next = Err(SamplerError::Empty);
+    let guesses = sequence.speculation_counters();
+    let mut first = Err(SamplerError::Empty);
     sampler.begin(prompt.tokens);
     let prefill =
-        sequence.prefill(network, prompt, &mut |_, logits| next = sampler.sample(logits))?;
-    let mut generated =
-        Generated { prefill, decode: Phase::default(), tokens: 0, finish: Finish::Stopped };
-    if sequence.tokens().len() < prompt.tokens.len() {
-        return Ok(generated);
+        sequence.prefill(network, prompt, &mut |_, logits| first = sampler.sample(logits))?;
+    let context = network.options().context_tokens;
+    let mut answer =
+        Answer { sampler, limits, on_token, context, tokens: 0, ended: Ok(Finish::Stopped) };
+    let mut decode = Phase::default();
+    if sequence.tokens().len() == prompt.tokens.len() {
+        let mark = Mark::now(network);
+        let mut decoded = 0;
+        let mut next = answer.take(first?, prompt.tokens.len());
+        while let Some(token) = next {
+            let (before, room) = (sequence.tokens().len(), answer.room());
+            decoded += sequence.advance(network, token, room, &mut |row, logits| {
+                next = answer.choose(logits, before + row + 1);
+                next
+            })?;
+        }
+        decode = mark.phase(network, decoded as u64);
     }
-    let mark = Mark::now(network);
-    let mut decoded = 0;
-    generated.finish = loop {
-        let token = next?;
-        if limits.end_tokens.contains(&token) {
-            break Finish::EndOfText;
+    let speculation = sequence.speculation_counters().minus(&guesses);
+    let (tokens, finish) = (answer.tokens as u64, answer.ended?);
+    Ok(Generated { prefill, decode, tokens, finish, speculation })
+}
+
+/// What becomes of logits: the next token, or the end.
+struct Answer<'a> {
+    sampler: &'a mut Sampler,
+    limits: &'a Limits<'a>,
+    on_token: &'a mut dyn FnMut(u32) -> ControlFlow<()>,
+    context: usize,
+    /// Those that were given out.
+    tokens: usize,
+    /// Why it ended, once it has.
+    ended: Result<Finish, SamplerError>,
+}
+
+impl Answer<'_> {
+    /// Samples, and gives the token if it is to be run. By then the network will have run `run` tokens.
+    fn choose(&mut self, logits: &[f32], run: usize) -> Option<u32> {
+        match self.sampler.sample(logits) {
+            Ok(token) => self.take(token, run),
+            Err(error) => {
+                self.ended = Err(error);
+                None
+            }
         }
-        generated.tokens += 1;
-        if on_token(token).is_break() {
-            break Finish::Stopped;
+    }
+
+    fn take(&mut self, token: u32, run: usize) -> Option<u32> {
+        let end = self.give(token, run);
+        match end {
+            None => self.sampler.accept(token),
+            Some(finish) => self.ended = Ok(finish),
         }
-        if generated.tokens as usize >= limits.max_tokens {
-            break Finish::Length;
+        end.is_none().then_some(token)
+    }
+
+    /// Gives the token out; why nothing follows it, or why it is not given out.
+    fn give(&mut self, token: u32, run: usize) -> Option<Finish> {
+        if self.limits.end_tokens.contains(&token) {
+            return Some(Finish::EndOfText);
         }
-        if sequence.tokens().len() >= context {
-            break Finish::Context;
+        self.tokens += 1;
+        if (self.on_token)(token).is_break() {
+            Some(Finish::Stopped)
+        } else if self.tokens >= self.limits.max_tokens {
+            Some(Finish::Length)
+        } else {
+            (run >= self.context).then_some(Finish::Context)
         }
-        sampler.accept(token);
-        let mut sampled = Err(SamplerError::Empty);
-        sequence.step(network, token, &mut |logits| sampled = sampler.sample(logits))?;
-        next = sampled;
-        decoded += 1;
-    };
-    generated.decode = mark.phase(network, decoded);
-    Ok(generated)
+    }
+
+    /// Rows that can still give a token.
+    const fn room(&self) -> usize {
+        self.limits.max_tokens.saturating_sub(self.tokens)
+    }
 }
 
 /// A given text, read as prompt: the logits after every token.
@@ -198,6 +245,8 @@ pub struct ForcedOutcome {
     pub token_us: Vec<u64>,
     /// The likeliest token after the prompt and after each forced token.
     pub likeliest: Vec<u32>,
+    /// What came of guesses.
+    pub speculation: SpeculationCounters,
 }
 
 impl Forced<'_> {
@@ -219,19 +268,26 @@ impl Forced<'_> {
         let prompt = Prompt { from_nothing: true, ..Prompt::new(self.prompt, self.pass_rows) };
         let prefill =
             sequence.prefill(network, &prompt, &mut |_, logits| likeliest.push(argmax(logits)))?;
-        let mut decode = Phase::default();
-        let mut token_us = Vec::new();
-        for (i, token) in self.forced.iter().enumerate() {
-            let mark = Mark::now(network);
-            sequence.step(network, *token, &mut |logits| likeliest.push(argmax(logits)))?;
-            let phase = mark.phase(network, 1);
-            token_us.push(phase.elapsed.as_micros() as u64);
+        let guesses = sequence.speculation_counters();
+        let (mut decode, mut token_us) = (Phase::default(), Vec::new());
+        while let Some(token) = self.forced.get(token_us.len()) {
+            let (mark, done) = (Mark::now(network), token_us.len());
+            let room = if done == 0 { 1 } else { self.forced.len() - done };
+            let rows = sequence.advance(network, *token, room, &mut |row, logits| {
+                likeliest.push(argmax(logits));
+                self.forced.get(done + row + 1).copied()
+            })?;
+            let phase = mark.phase(network, rows as u64);
+            // Rows of a pass share its time.
+            let row_us = phase.elapsed.as_micros() as u64 / rows as u64;
+            token_us.extend(std::iter::repeat_n(row_us, rows));
             // As in generation, the first token belongs to the prompt: the rate is taken between tokens.
-            if i > 0 {
+            if done > 0 {
                 decode.add(&phase);
             }
         }
-        Ok(ForcedOutcome { prefill, decode, token_us, likeliest })
+        let speculation = sequence.speculation_counters().minus(&guesses);
+        Ok(ForcedOutcome { prefill, decode, token_us, likeliest, speculation })
     }
 }
 

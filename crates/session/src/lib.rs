@@ -8,6 +8,7 @@ mod parity;
 pub mod receipt;
 mod sampler;
 mod sequence;
+mod speculate;
 mod stream;
 mod template;
 mod tokenizer;
@@ -20,6 +21,9 @@ pub use parity::{ExpertKind, Parity, ParityError, ParityResult};
 pub use receipt::Receipt;
 pub use sampler::{Sampler, SamplerConfig, SamplerError};
 pub use sequence::{GRID, Phase, Prompt, Sequence};
+pub use speculate::{
+    Depth, Drafter, MOST_GUESSES, Speculation, SpeculationCounters, SpeculationOptions,
+};
 pub use stream::TextStream;
 pub use template::{ChatTemplate, Message, RenderOptions, TemplateError};
 pub use tokenizer::{Specials, Tokenizer, TokenizerError};

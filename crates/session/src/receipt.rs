@@ -7,6 +7,7 @@ use serde::Serialize;
 use crate::engine::Engine;
 use crate::generate::ForcedOutcome;
 use crate::sequence::Phase;
+use crate::speculate::SpeculationCounters;
 
 /// Version of the receipt's layout.
 pub const RECEIPT_VERSION: u32 = 1;
@@ -45,6 +46,9 @@ pub struct Receipt {
     pub prefill: PhaseReceipt,
     /// Generating: `tokens` counts the tokens after the first.
     pub decode: PhaseReceipt,
+    /// Of `decode`: what came of guesses, where any were allowed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub speculation: Option<SpeculationCounters>,
     /// Tokens that were generated.
     pub generated_tokens: u64,
     /// FNV-1a over the generated ids, to compare runs.
@@ -169,6 +173,7 @@ impl Receipt {
             direct_reads: engine.network.experts().store().direct(),
             prefill: prefill.into(),
             decode: decode.into(),
+            speculation: None,
             generated_tokens: output.len() as u64,
             output_hash: hash_tokens(output),
             written_bytes: written_bytes().saturating_sub(engine.written_before),
@@ -177,9 +182,18 @@ impl Receipt {
     }
 }
 
+impl Receipt {
+    /// The same with what came of guesses, if the engine makes any.
+    #[must_use]
+    pub fn with_speculation(self, engine: &Engine, counters: SpeculationCounters) -> Self {
+        Self { speculation: engine.options.speculation.is_on().then_some(counters), ..self }
+    }
+}
+
 /// The record of a forced run; the output is what the model would have said.
 pub fn of_forced(engine: &Engine, outcome: &ForcedOutcome) -> Receipt {
     let receipt = Receipt::new(engine, &outcome.prefill, &outcome.decode, &outcome.likeliest);
+    let receipt = receipt.with_speculation(engine, outcome.speculation);
     Receipt { token_us: outcome.token_us.clone(), ..receipt }
 }
 

@@ -11,6 +11,7 @@ use expert_store::NgramCounters;
 use model::{DraftFrom, ExpertCounters, ForwardError, LogitRows, Network};
 
 use crate::generate::GenerateError;
+use crate::speculate::{Choose, Speculation, SpeculationCounters};
 
 /// Rows of a pass are a multiple of this, except for the last pass of a prompt.
 pub const GRID: usize = 64;
@@ -80,6 +81,10 @@ pub struct Sequence {
     checkpoint: Option<(SnapshotId, usize)>,
     /// Set while the network may have stopped halfway.
     broken: bool,
+    /// Who guesses ahead, if anyone.
+    speculation: Option<Speculation>,
+    /// Rows of a pass with guesses.
+    guessed: Vec<Row>,
 }
 
 /// Takes the position and the logits `[vocab]` of a row.
@@ -96,7 +101,25 @@ impl Sequence {
             tokens: Vec::new(),
             checkpoint: None,
             broken: false,
+            speculation: None,
+            guessed: Vec::new(),
         })
+    }
+
+    /// The same with guesses ahead. They change how long an answer takes, and nothing else.
+    #[must_use]
+    pub fn with_speculation(self, speculation: Speculation) -> Self {
+        Self { speculation: Some(speculation), ..self }
+    }
+
+    /// What came of guesses so far.
+    pub fn speculation_counters(&self) -> SpeculationCounters {
+        self.speculation.as_ref().map(Speculation::counters).unwrap_or_default()
+    }
+
+    /// Its name in the network.
+    pub const fn id(&self) -> SequenceId {
+        self.id
     }
 
     /// All tokens so far.
@@ -115,7 +138,18 @@ impl Sequence {
         prompt: &Prompt<'_>,
         sink: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<Phase, ForwardError> {
-        self.read(network, prompt, sink, None)
+        match self.speculation.take() {
+            None => self.read(network, prompt, sink, None),
+            Some(mut speculation) => {
+                let mut unseen = |_: usize, _: &[f32]| {};
+                let drafts: Option<Sink<'_>> =
+                    if speculation.reads_prompts() { Some(&mut unseen) } else { None };
+                let phase = self.read(network, prompt, sink, drafts);
+                speculation.begin(&self.tokens);
+                self.speculation = Some(speculation);
+                phase
+            }
+        }
     }
 
     /// The same, and lets the draft head read along as far as the token that follows a row is known: `drafts` gets its
@@ -147,6 +181,11 @@ impl Sequence {
         let first = self.rewind(network, prompt);
         let mut position = first;
         self.broken = true;
+        if let (Some(last), Some(_)) = (first.checked_sub(1), &drafts) {
+            // Its entry in the draft's caches has seen what followed in the turn before.
+            let row = self.rows(&prompt.tokens[first..=first], last, Role::Prompt);
+            network.draft(&row, DraftFrom::Trunk, LogitRows::None, &mut |_, _| {})?;
+        }
         while position < prompt.tokens.len() {
             let end = prompt.tokens.len().min(position + prompt.pass_rows);
             let last = end == prompt.tokens.len();
@@ -199,6 +238,70 @@ impl Sequence {
         self.broken = false;
         self.tokens.push(token);
         Ok(())
+    }
+
+    /// Runs `token`, with guesses of what follows it if anyone guesses, at most `room` rows. `choose` gets the logits
+    /// of every row that stays; how many these are.
+    ///
+    /// # Errors
+    /// See [`ForwardError`].
+    pub(crate) fn advance(
+        &mut self,
+        network: &mut Network,
+        token: u32,
+        room: usize,
+        choose: Choose<'_>,
+    ) -> Result<usize, ForwardError> {
+        let Some(mut speculation) = self.speculation.take() else {
+            self.step(network, token, &mut |logits| {
+                choose(0, logits);
+            })?;
+            return Ok(1);
+        };
+        // The rest of the context.
+        let room = room.min(network.options().context_tokens.saturating_sub(self.tokens.len()));
+        self.broken = true;
+        let rows = speculation.advance(network, self, token, room.max(1), choose);
+        self.broken = rows.is_err();
+        self.speculation = Some(speculation);
+        rows
+    }
+
+    /// Runs a token and guesses of those after it, and takes back what was not chosen; how many rows stay.
+    pub(crate) fn verify(
+        &mut self,
+        network: &mut Network,
+        tokens: &[u32],
+        choose: Choose<'_>,
+    ) -> Result<usize, ForwardError> {
+        if let [token] = tokens {
+            self.step(network, *token, &mut |logits| {
+                choose(0, logits);
+            })?;
+            return Ok(1);
+        }
+        self.broken = true;
+        let (id, start) = (self.id, self.tokens.len());
+        let row = |(i, &token)| Row {
+            sequence: id,
+            position: (start + i) as u32,
+            role: Role::Generated,
+            token,
+        };
+        self.guessed.clear();
+        self.guessed.extend(tokens.iter().enumerate().map(row));
+        let mut kept = 1;
+        network.verify(&self.guessed, &mut |row, logits| {
+            // Rows after another choice have seen what was never said.
+            if row + 1 == kept {
+                let choice = choose(row, logits);
+                kept += usize::from(choice.is_some() && choice.as_ref() == tokens.get(row + 1));
+            }
+        })?;
+        network.keep(kept);
+        self.broken = false;
+        self.tokens.extend_from_slice(&tokens[..kept]);
+        Ok(kept)
     }
 
     /// Goes back to the remembered state if the prompt agrees up to there, else to nothing; the position.

@@ -151,6 +151,19 @@ impl<K: Kernels> HostBackend<K> {
         &router.routes[..self.rows.len() * router.shape.top_k]
     }
 
+    /// A sequence and a snapshot of it.
+    fn saved(
+        &mut self,
+        sequence: SequenceId,
+        snapshot: SnapshotId,
+    ) -> (&mut Sequence, &mut Recurrent) {
+        let saved = self.snapshots[snapshot.0 as usize].as_mut();
+        let (owner, saved) = saved.expect("the snapshot is kept");
+        assert_eq!(*owner, sequence, "a snapshot belongs to one sequence");
+        let sequence = self.sequences[sequence.0 as usize].as_mut();
+        (sequence.expect("the sequence is open"), saved)
+    }
+
     fn open(&mut self, sequence: SequenceId) -> &mut Sequence {
         self.sequences[sequence.0 as usize].as_mut().expect("the sequence is open")
     }
@@ -277,12 +290,15 @@ impl<K: Kernels> Backend for HostBackend<K> {
         Ok(SnapshotId(insert(&mut self.snapshots, (sequence, copy))))
     }
 
+    fn renew(&mut self, sequence: SequenceId, snapshot: SnapshotId) {
+        self.run_queue();
+        let (sequence, saved) = self.saved(sequence, snapshot);
+        saved.copy_from(&sequence.recurrent);
+    }
+
     fn rollback(&mut self, sequence: SequenceId, snapshot: SnapshotId) {
         self.run_queue();
-        let (owner, saved) =
-            self.snapshots[snapshot.0 as usize].as_ref().expect("the snapshot is kept");
-        assert_eq!(*owner, sequence, "a snapshot belongs to one sequence");
-        let sequence = self.sequences[sequence.0 as usize].as_mut().expect("the sequence is open");
+        let (sequence, saved) = self.saved(sequence, snapshot);
         sequence.recurrent.copy_from(saved);
     }
 

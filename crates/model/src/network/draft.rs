@@ -51,6 +51,18 @@ struct Saved {
     last: Option<(Place, Vec<f32>)>,
 }
 
+/// Most rows that the draft head reads late at once.
+pub const LATE_ROWS: usize = 64;
+
+/// Rows of a sequence that the draft head has yet to read.
+#[derive(Debug)]
+struct Late {
+    sequence: SequenceId,
+    rows: Vec<Row>,
+    /// The trunk's hidden states, `[rows, streams·hidden]`.
+    hidden: Vec<f32>,
+}
+
 /// The loaded block.
 pub(super) struct Draft {
     weights: DraftWeights,
@@ -63,6 +75,7 @@ pub(super) struct Draft {
     rows: Vec<Place>,
     /// Positions that the block's caches hold.
     held: Vec<(SequenceId, usize)>,
+    late: Vec<Late>,
     saved: Vec<Saved>,
 }
 
@@ -106,6 +119,7 @@ impl Draft {
             trunk: Vec::with_capacity(max_rows),
             rows: Vec::with_capacity(max_rows),
             held: Vec::new(),
+            late: Vec::new(),
             saved: Vec::new(),
         })
     }
@@ -120,8 +134,14 @@ impl Draft {
         self.trunk.extend(rows.iter().map(Place::of));
     }
 
+    /// Rows of the trunk's last pass from `kept` on were taken back.
+    pub(super) fn forget_trunk(&mut self, kept: usize) {
+        self.trunk.truncate(kept);
+    }
+
     pub(super) fn open_sequence(&mut self, sequence: SequenceId) {
         self.held.push((sequence, 0));
+        self.late.push(Late { sequence, rows: Vec::new(), hidden: Vec::new() });
     }
 
     pub(super) fn reset(&mut self, sequence: SequenceId) {
@@ -134,6 +154,14 @@ impl Draft {
         let known = self.held_by(sequence);
         *known = held.min(*known);
         self.rows.clear();
+        let late = self.late_of(sequence);
+        late.rows.clear();
+        late.hidden.clear();
+    }
+
+    fn late_of(&mut self, sequence: SequenceId) -> &mut Late {
+        let late = self.late.iter_mut().find(|late| late.sequence == sequence);
+        late.expect("the sequence is open")
     }
 
     fn held_by(&mut self, sequence: SequenceId) -> &mut usize {
@@ -300,6 +328,56 @@ impl Network {
         self.heads(rows, want, (&buffers, &input), sink)
     }
 
+    /// Keeps rows of the trunk's last pass, which the draft head is to read later: many at once read fewer experts
+    /// than one by one. How many rows of the sequence wait.
+    ///
+    /// # Panics
+    /// If the draft head is not loaded, a hidden state is not at hand, the rows are not of one sequence, or more than
+    /// [`LATE_ROWS`] would wait.
+    pub fn put_off_draft(&mut self, rows: &[Row]) -> usize {
+        let width = self.geometry.residual_width();
+        let draft = self.draft.as_mut().expect("the draft head is loaded");
+        let first = draft.source(rows, DraftFrom::Trunk).expect("hidden states are at hand");
+        let late = draft.late_of(rows[0].sequence);
+        assert!(rows.iter().all(|row| row.sequence == late.sequence), "rows of one sequence");
+        assert!(late.rows.len() + rows.len() <= LATE_ROWS, "no more than may wait");
+        for (row, source) in rows.iter().zip(first..) {
+            late.rows.push(*row);
+            let start = late.hidden.len();
+            late.hidden.resize(start + width, 0.0);
+            self.backend.read_back(self.buffers.h, source, &mut late.hidden[start..]);
+        }
+        late.rows.len()
+    }
+
+    /// Runs the draft head over the rows that wait, as [`Network::draft`] does. The hidden states of the trunk's last
+    /// pass are no longer at hand then, but for those that waited.
+    ///
+    /// # Errors
+    /// See [`ForwardError`].
+    ///
+    /// # Panics
+    /// If the draft head is not loaded, or no row of the sequence waits.
+    pub fn draft_late(
+        &mut self,
+        sequence: SequenceId,
+        want: LogitRows,
+        sink: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), ForwardError> {
+        let draft = self.draft.as_mut().expect("the draft head is loaded");
+        let Late { rows, hidden, .. } = draft.late_of(sequence);
+        let (mut rows, hidden) = (std::mem::take(rows), hidden);
+        self.backend.upload(self.buffers.h, 0, hidden);
+        hidden.clear();
+        draft.trunk.clear();
+        draft.trunk.extend(rows.iter().map(Place::of));
+        let outcome = self.draft(&rows, DraftFrom::Trunk, want, sink);
+        rows.clear();
+        // Its allocation is used again.
+        self.draft.as_mut().expect("it was there above").late_of(sequence).rows = rows;
+        outcome
+    }
+
     fn draft_layer(
         &mut self,
         n_rows: usize,
@@ -316,6 +394,7 @@ impl Network {
             rope: self.rope,
             n_rows,
             routes: None,
+            verify: None,
         };
         let (source, norm) = match from {
             DraftFrom::Trunk => (self.buffers.h, &self.weights.head_input),
