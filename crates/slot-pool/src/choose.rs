@@ -38,7 +38,7 @@ impl<P: Policy> SlotPool<P> {
         completed: Epoch,
         search: &mut VictimSearch,
     ) -> Option<SlotIndex> {
-        if let Some(slot) = self.class_mut(key.layer).free.pop() {
+        if let Some(slot) = self.class_mut(key.layer).free.pop_back() {
             return Some(slot);
         }
         let n_layers = self.resident.len();

@@ -9,6 +9,11 @@ use crate::transaction::Load;
 /// Reads of forecasts hold at most one part in this many of a size class, so that demand always finds slots.
 const FORECAST_SHARE: usize = 2;
 
+/// Reads in idle time leave this many slots of a size class free, or one part in [`SPARE_SHARE`] where that is more.
+const SPARE_SLOTS: usize = 4;
+/// See [`SPARE_SLOTS`].
+const SPARE_SHARE: usize = 16;
+
 /// Experts that a forecast expects soon.
 #[derive(Debug)]
 #[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
@@ -56,7 +61,7 @@ impl<P: Policy> SlotPool<P> {
         if self.index[self.at(key)].is_some() || class.forecasts >= allowed {
             return None;
         }
-        let free = self.class_mut(key.layer).free.pop();
+        let free = self.class_mut(key.layer).free.pop_back();
         let slot = free.or_else(|| self.find_victim(key, completed, |_, shielded| !shielded));
         let Some(slot) = slot else {
             self.policy.undo();
@@ -68,6 +73,28 @@ impl<P: Policy> SlotPool<P> {
         self.class_mut(key.layer).forecasts += 1;
         self.counters.speculative += 1;
         Some(Load { key, slot, evicted })
+    }
+
+    /// Reserves a free slot for a read in idle time: no expert has to go for it. From here on it is a forecast's.
+    ///
+    /// Nothing if the expert is there or on its way already, or if few slots of its size class are free. The share of
+    /// forecasts does not bind it: whoever reads in idle time gives up what has not begun when that ends.
+    ///
+    /// # Panics
+    /// If there is no such expert or a reservation is open.
+    pub fn preload(&mut self, key: ExpertKey) -> Option<Load> {
+        self.assert_settled();
+        let class = self.class(key.layer);
+        let spare = SPARE_SLOTS.max(class.slots.len() / SPARE_SHARE);
+        if self.index[self.at(key)].is_some() || class.free.len() <= spare {
+            return None;
+        }
+        let slot = self.class_mut(key.layer).free.pop_front()?;
+        self.claim(slot, key, Reader::Forecast);
+        self.evict(slot);
+        self.class_mut(key.layer).forecasts += 1;
+        self.counters.speculative += 1;
+        Some(Load { key, slot, evicted: None })
     }
 
     /// A forecast's bytes are there, and no transaction has adopted them.

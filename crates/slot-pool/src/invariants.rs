@@ -33,7 +33,7 @@ impl<P: Policy> SlotPool<P> {
     fn check_classes(&self) {
         for class in &self.classes {
             let mut free = class.free.clone();
-            free.sort_unstable();
+            free.make_contiguous().sort_unstable();
             let slots = || class.slots.clone().map(SlotIndex);
             let expected = slots().filter(|slot| self.slots[slot.get()] == Slot::Free);
             assert!(expected.eq(free), "the free list holds exactly the free slots");

@@ -1,5 +1,6 @@
 //! The pool: slots, the index of keys, and a transaction's way through them.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 
 use units::{Epoch, ExpertIndex, ExpertKey, LayerIndex, SlotIndex};
@@ -56,8 +57,9 @@ pub(crate) enum Reader {
 #[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
 pub(crate) struct Class {
     pub(crate) slots: Range<u32>,
-    /// Last out first.
-    pub(crate) free: Vec<SlotIndex>,
+    /// Given out from the back: last in, first out. Reads in idle time take from the front, so that those that began
+    /// first, the hottest, are last where a policy goes by slots.
+    pub(crate) free: VecDeque<SlotIndex>,
     /// Layers whose experts live here.
     pub(crate) layers: usize,
     /// Slots being read for forecasts that nobody has adopted.
@@ -148,6 +150,14 @@ impl<P: Policy> SlotPool<P> {
     pub fn lookup(&self, key: ExpertKey) -> Option<SlotIndex> {
         let slot = self.index[self.at(key)]?;
         matches!(self.slots[slot.get()], Slot::Ready { .. }).then_some(slot)
+    }
+
+    /// Whether an expert is ready or on its way.
+    ///
+    /// # Panics
+    /// If there is no such expert.
+    pub fn knows(&self, key: ExpertKey) -> bool {
+        self.index[self.at(key)].is_some()
     }
 
     /// Reserves a layer's selection for a pass: pins what is ready, then chooses victims outside of the selection
@@ -438,7 +448,7 @@ impl<P: Policy> SlotPool<P> {
     pub(crate) fn free(&mut self, key: ExpertKey, slot: SlotIndex, inserted: bool) {
         self.set_slot_of(key, None);
         self.slots[slot.get()] = Slot::Free;
-        self.class_mut(key.layer).free.push(slot);
+        self.class_mut(key.layer).free.push_back(slot);
         if inserted {
             self.policy.removed(slot, key);
         }

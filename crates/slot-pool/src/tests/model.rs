@@ -192,7 +192,7 @@ fn subset(len: usize) -> impl Strategy<Value = BTreeSet<u32>> {
 fn action() -> impl Strategy<Value = Action> {
     let (layer, expert, set) = (0..3_u32, 0..8_u32, 1..256_u32);
     let place = (0..2_usize, 0..8_usize, 0..3_u64);
-    (0..14_u8, layer, expert, set, place).prop_map(
+    (0..15_u8, layer, expert, set, place).prop_map(
         |(kind, layer, expert, set, (tx, nth, epoch))| match kind {
             0..=2 => Action::Begin { layer, set, completed: epoch },
             3..=5 => Action::Start,
@@ -202,6 +202,7 @@ fn action() -> impl Strategy<Value = Action> {
             10 => Action::Touch { layer, set: 1 << expert, until: epoch },
             11 => Action::Reserve { layer, expert, completed: epoch },
             12 => Action::Arrive { layer, expert },
+            13 => Action::Preload { layer, expert },
             _ if nth == 0 => Action::Cancel { layer, expert },
             _ => Action::Shield { layer, expert },
         },

@@ -263,6 +263,22 @@ fn forecasts_leave_half_of_the_slots_to_demand() {
 }
 
 #[test]
+fn reads_in_idle_time_take_free_slots_only_and_leave_some() {
+    let mut pool = pool(1, 8, 7, PolicyKind::Clock);
+    serve(&mut pool, 0, &[0], Epoch(0));
+    assert!(pool.preload(key(0, 0)).is_none(), "it is there");
+    let loads = [1, 2].map(|expert| pool.preload(key(0, expert)).unwrap());
+    assert_eq!(loads.map(|load| load.evicted), [None, None]);
+    assert!(pool.preload(key(0, 1)).is_none(), "it is on its way");
+    assert!(pool.preload(key(0, 3)).is_none(), "four slots stay free");
+    pool.publish_speculative(key(0, 1));
+    pool.cancel_speculative(key(0, 2));
+    serve(&mut pool, 0, &[1, 2], Epoch(0));
+    let PoolCounters { adopted, misses, wasted, evictions, .. } = pool.counters();
+    assert_eq!((adopted, misses, wasted, evictions), (1, 2, 1, 0));
+}
+
+#[test]
 fn a_shielded_expert_goes_last_and_never_for_a_forecast() {
     for policy in POLICIES {
         let mut pool = pool(1, 8, 4, policy);

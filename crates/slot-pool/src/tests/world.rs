@@ -39,6 +39,10 @@ pub(super) enum Action {
         expert: u32,
         completed: u64,
     },
+    Preload {
+        layer: u32,
+        expert: u32,
+    },
     Arrive {
         layer: u32,
         expert: u32,
@@ -105,6 +109,7 @@ impl World {
             Action::Reserve { layer, expert, completed } => {
                 self.reserve(ExpertKey::new(layer, expert), Epoch(completed))
             }
+            Action::Preload { layer, expert } => self.preload(ExpertKey::new(layer, expert)),
             Action::Arrive { layer, expert } => {
                 self.end_forecast(ExpertKey::new(layer, expert), SlotPool::publish_speculative)
             }
@@ -216,6 +221,17 @@ impl World {
             }
             other => panic!("a forecast took {other:?}"),
         }
+        true
+    }
+
+    fn preload(&mut self, key: ExpertKey) -> bool {
+        let before = self.pool.clone();
+        let Some(load) = self.pool.preload(key) else {
+            assert_eq!(self.pool, before, "a refusal changes nothing");
+            return true;
+        };
+        assert!(before.index[before.at(key)].is_none(), "what is there is not read again");
+        assert_eq!(before.slots[load.slot.get()], Slot::Free, "no expert goes in idle time");
         true
     }
 
