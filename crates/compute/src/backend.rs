@@ -527,7 +527,10 @@ pub trait Backend: Send {
     /// before this returns.
     fn upload(&mut self, buffer: BufferId, first_row: usize, values: &[f32]);
     /// Waits for the router's choices (this is the layer's one read-back), then records the experts that are
-    /// resident.
+    /// resident. Choices of other routers that were recorded before come with it.
+    ///
+    /// Only `router` is checked for logits that are not finite. The choices of another one are guesses: whatever they
+    /// are then, they name experts.
     ///
     /// # Errors
     /// [`ComputeError::RouterNotFinite`].
@@ -537,7 +540,7 @@ pub trait Backend: Send {
         x: BufferId,
         router: RouterHandle,
     ) -> Result<Moe, ComputeError>;
-    /// The choices of the last [`Self::moe`], `[rows, top_k]`, each row in rank order.
+    /// The choices that the last [`Self::moe`] waited for, `[rows, top_k]`, each row in rank order.
     fn routes(&self, router: RouterHandle) -> &[Routed];
     /// Records the routed experts that became resident since.
     fn moe_more(&mut self, layer: LayerIndex, x: BufferId, router: RouterHandle);

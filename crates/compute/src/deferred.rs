@@ -46,6 +46,8 @@ pub(crate) struct Deferred {
 /// Choices of the last wait.
 struct Router {
     top_k: usize,
+    /// Whether it has chosen since, or will have when what is recorded has run.
+    routed: bool,
     routes: Vec<Routed>,
     /// Choices that are there.
     known: usize,
@@ -161,6 +163,7 @@ impl Backend for Deferred {
         let pairs = max_rows * shape.top_k;
         self.routers.push(Router {
             top_k: shape.top_k,
+            routed: false,
             routes: vec![NOT_YET; pairs],
             known: 0,
             run: vec![false; pairs],
@@ -240,7 +243,9 @@ impl Backend for Deferred {
 
     fn record(&mut self, op: Op) {
         if let Op::Route { router, .. } = &op {
-            self.routers[router.0 as usize].forget();
+            let router = &mut self.routers[router.0 as usize];
+            router.forget();
+            router.routed = true;
         }
         self.later(move |backend| backend.record(op));
     }
@@ -256,14 +261,23 @@ impl Backend for Deferred {
         x: BufferId,
         router: RouterHandle,
     ) -> Result<Moe, ComputeError> {
+        let routed: Vec<RouterHandle> = (0..self.routers.len() as u32)
+            .map(RouterHandle)
+            .filter(|handle| self.routers[handle.0 as usize].routed)
+            .collect();
         let (outcome, routes) = self.ask(move |backend| {
             let outcome = backend.moe(layer, x, router);
-            let routes = if outcome.is_ok() { backend.routes(router).to_vec() } else { Vec::new() };
+            let of = |handle: RouterHandle| (handle, backend.routes(handle).to_vec());
+            let routes: Vec<_> =
+                if outcome.is_ok() { routed.into_iter().map(of).collect() } else { Vec::new() };
             (outcome, routes)
         });
-        let known = &mut self.routers[router.0 as usize];
-        known.known = routes.len();
-        known.routes[..routes.len()].copy_from_slice(&routes);
+        for (handle, routes) in routes {
+            let known = &mut self.routers[handle.0 as usize];
+            known.routed = false;
+            known.known = routes.len();
+            known.routes[..routes.len()].copy_from_slice(&routes);
+        }
         if outcome.is_ok() {
             self.mark_used(layer, router);
         }
@@ -318,6 +332,7 @@ impl Backend for Deferred {
 
 impl Router {
     fn forget(&mut self) {
+        self.routed = false;
         self.known = 0;
         self.routes.fill(NOT_YET);
         self.run.fill(false);

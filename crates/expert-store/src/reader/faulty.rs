@@ -43,6 +43,8 @@ pub struct FaultPlan(Arc<Shared>);
 #[derive(Debug, Default)]
 struct Shared {
     faults: Vec<Fault>,
+    /// What happens to every other read.
+    every: Option<FaultKind>,
     progress: Mutex<Progress>,
     passed: Condvar,
 }
@@ -63,6 +65,11 @@ impl FaultPlan {
     /// A plan of one fault on read `read`, from 0.
     pub fn nth(read: u64, kind: FaultKind) -> Self {
         Self::new(vec![Fault { read, kind }])
+    }
+
+    /// The same on every read: a slow disk.
+    pub fn every(kind: FaultKind) -> Self {
+        Self(Arc::new(Shared { every: Some(kind), ..Shared::default() }))
     }
 
     /// How many faults have hit a read.
@@ -88,11 +95,12 @@ impl<R: Reader> Reader for FaultyReader<R> {
         let this = progress.begun;
         progress.begun += 1;
         let fault = shared.faults.iter().find(|fault| fault.read == this);
+        let fault = fault.map(|fault| fault.kind).or(shared.every);
         progress.fired += u64::from(fault.is_some());
         drop(progress);
 
         let result = self.inner.read_at(file, offset, out);
-        let result = match fault.map(|fault| fault.kind) {
+        let result = match fault {
             None => result,
             Some(FaultKind::Short(most)) => {
                 let n = result?.min(most);
