@@ -121,6 +121,15 @@ impl Layout {
     }
 }
 
+/// Exactly `slots` for records of these sizes, as a plan with so many has them, or one for every record where those are
+/// fewer; nothing if one token needs more.
+///
+/// # Panics
+/// If there are no records.
+pub fn deal_slots(records: &[RecordClass], top_k: u32, slots: u64) -> Option<Vec<PlannedClass>> {
+    Layout::of(records, top_k).exactly(slots)
+}
+
 /// Bytes of all slots.
 pub(crate) fn slot_bytes(classes: &[PlannedClass]) -> Bytes {
     let bytes = |class: &PlannedClass| class.slots.saturating_mul(class.slot_bytes);

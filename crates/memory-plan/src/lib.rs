@@ -13,7 +13,7 @@ pub mod limits;
 mod plan;
 
 pub use budget::Budget;
-pub use classes::RecordClass;
+pub use classes::{RecordClass, deal_slots};
 pub use ledger::{Plan, PlannedClass, Term};
 pub use limits::{Limit, current_rss, peak_rss, release_free_memory};
 pub use plan::{PlanError, PlanInput, plan};

@@ -1,18 +1,23 @@
 //! Which expert bytes move when: the pool decides, the store reads, the backend is told.
 //!
 //! A layer's selection is one transaction of the pool. When it does not fit, it is served in waves; everything
-//! works with `top_k + 1` slots.
+//! works with `top_k + 1` slots. What is read before a layer asks is in `experts/ahead.rs`.
+
+mod ahead;
 
 use std::time::Instant;
 
 use checkpoint::Records;
 use compute::backend::{Backend, BufferId, Routed, RouterHandle};
-use expert_store::{Priority, ReadRequest, Store, StoreCounters};
+use expert_store::{Completion, Priority, ReadRequest, Store, StoreCounters, Ticket};
 use slot_pool::{PoolCounters, PoolError, SlotPool, Transaction};
-use units::{Epoch, ExpertIndex, ExpertKey, LayerIndex};
+use units::{Epoch, ExpertIndex, ExpertKey, LayerIndex, SlotIndex};
 
 use crate::memory::{copy_of_slot, slot_destination};
 use crate::network::ForwardError;
+pub(crate) use ahead::FLIGHT_BYTES;
+use ahead::{Ahead, Arrival};
+pub use ahead::{AheadCounters, hot_set_bytes};
 
 /// Pool, store and the records that connect them.
 pub struct ExpertStream {
@@ -20,6 +25,9 @@ pub struct ExpertStream {
     store: Store,
     pool: SlotPool,
     records: Records,
+    ahead: Ahead,
+    /// `[n_layers * n_experts]`: how many rows chose each expert, if that is counted.
+    uses: Option<Vec<u32>>,
     /// Distinct experts of the current layer, ascending: the order of the file.
     selection: Vec<ExpertIndex>,
     chosen: Vec<bool>,
@@ -35,6 +43,10 @@ pub struct ExpertCounters {
     pub store: StoreCounters,
     /// Time in which nothing could be computed because bytes were missing.
     pub wait_us: u64,
+    /// Reads of the hot set in idle time.
+    pub hot_set: AheadCounters,
+    /// Reads of guesses.
+    pub lookahead: AheadCounters,
 }
 
 /// A transaction whose reads are in flight.
@@ -47,7 +59,18 @@ impl ExpertStream {
     /// A stream over an empty pool.
     pub fn new(pool: SlotPool, store: Store, records: Records) -> Self {
         let chosen = vec![false; records.n_experts() as usize];
-        Self { store, pool, records, selection: Vec::new(), chosen, wait_us: 0 }
+        let ahead = Ahead::new(n_keys(&records));
+        Self { store, pool, records, ahead, uses: None, selection: Vec::new(), chosen, wait_us: 0 }
+    }
+
+    /// From here on, counts how many rows choose each expert.
+    pub fn count_uses(&mut self) {
+        self.uses = Some(vec![0; n_keys(&self.records)]);
+    }
+
+    /// How many rows chose each expert, `[n_layers * n_experts]`, if that is counted.
+    pub fn uses(&self) -> Option<&[u32]> {
+        self.uses.as_deref()
     }
 
     /// Totals since the start; subtract two to get a phase.
@@ -56,6 +79,8 @@ impl ExpertStream {
             pool: self.pool.counters(),
             store: self.store.counters(),
             wait_us: self.wait_us,
+            hot_set: self.ahead.hot_set(),
+            lookahead: self.ahead.lookahead(),
         }
     }
 
@@ -70,7 +95,14 @@ impl ExpertStream {
     }
 
     /// Takes the distinct experts of a layer's routes as the current selection.
-    pub(crate) fn select(&mut self, routes: &[Routed]) {
+    pub(crate) fn select(&mut self, layer: LayerIndex, routes: &[Routed]) {
+        if let Some(uses) = &mut self.uses {
+            let layer = &mut uses[layer.get() * self.records.n_experts() as usize..];
+            for routed in routes {
+                let uses = &mut layer[routed.expert.get()];
+                *uses = uses.saturating_add(1);
+            }
+        }
         for routed in routes {
             self.chosen[routed.expert.get()] = true;
         }
@@ -84,7 +116,12 @@ impl ExpertStream {
 
     /// The whole selection was resident and used until `epoch`.
     pub(crate) fn touch(&mut self, layer: LayerIndex, epoch: Epoch) {
+        self.ahead.asked();
         self.pool.touch(layer, &self.selection, epoch);
+        for i in 0..self.selection.len() {
+            self.used_ahead(ExpertKey { layer, expert: self.selection[i] });
+        }
+        self.ahead.served();
     }
 
     /// Reserves slots for the selection and puts its first wave of misses in flight.
@@ -93,6 +130,7 @@ impl ExpertStream {
         backend: &mut dyn Backend,
         layer: LayerIndex,
     ) -> Result<Option<Wave>, ForwardError> {
+        self.ahead.asked();
         let selection = std::mem::take(&mut self.selection);
         let transaction =
             retry_when_free(backend, |completed| self.pool.begin(layer, &selection, completed));
@@ -107,16 +145,33 @@ impl ExpertStream {
         mut transaction: Transaction,
     ) -> Wave {
         self.pool.start(&mut transaction);
+        self.used(&transaction);
         for load in &transaction.loads {
             if let Some(evicted) = load.evicted {
-                backend.unpublish(evicted);
+                self.leaves(backend, evicted);
             }
-            let record = self.records.record(load.key);
-            let destination = slot_destination(backend.slot_memory(load.slot));
-            let request = ReadRequest { key: load.key, pieces: record.pieces, destination };
-            self.store.submit(request, Priority::Demand);
+            self.submit(backend, load.key, load.slot, Priority::Demand);
         }
         Wave { layer, transaction }
+    }
+
+    /// An expert is not resident any more.
+    fn leaves(&mut self, backend: &mut dyn Backend, key: ExpertKey) {
+        self.left(key);
+        backend.unpublish(key);
+    }
+
+    /// Puts the read of an expert into its slot in flight.
+    fn submit(
+        &mut self,
+        backend: &mut dyn Backend,
+        key: ExpertKey,
+        slot: SlotIndex,
+        priority: Priority,
+    ) -> Ticket {
+        let destination = slot_destination(backend.slot_memory(slot));
+        let pieces = self.records.record(key).pieces;
+        self.store.submit(ReadRequest { key, pieces, destination }, priority)
     }
 
     /// Publishes and computes every expert of the wave as it lands; gives the next wave, if any, in flight.
@@ -129,20 +184,34 @@ impl ExpertStream {
     ) -> Result<Option<Wave>, ForwardError> {
         let layer = wave.layer;
         let mut failed = None;
-        for _ in 0..wave.transaction.loads.len() {
+        let mut awaited = wave.transaction.loads.len() + wave.transaction.adopted.len();
+        while awaited > 0 {
             let waiting = Instant::now();
             let completion = self.store.wait_any();
             self.wait_us += waiting.elapsed().as_micros() as u64;
+            let key = completion.key;
+            let arrival = self.arrival(completion.ticket);
+            if arrival == Arrival::Ahead {
+                self.ended_ahead(backend, completion);
+                continue;
+            }
             match completion.result {
                 Ok(_) if failed.is_none() => {
-                    self.arrived(backend, &mut wave.transaction, completion.key);
+                    self.arrived(backend, &mut wave.transaction, key);
                     backend.moe_more(layer, x, router);
                     backend.submit();
                 }
+                // A guess that fails is no error: the layer asks itself.
+                Err(_) if failed.is_none() && arrival == Arrival::Adopted => {
+                    let slot = wave.transaction.slot_of(key).expect("it was adopted");
+                    self.submit(backend, key, slot, Priority::Demand);
+                    continue;
+                }
                 // After a failure the rest is only awaited, so that no reader writes into a freed slot.
                 Ok(_) => {}
-                Err(source) => failed = failed.or(Some((completion.key, source))),
+                Err(source) => failed = failed.or(Some((key, source))),
             }
+            awaited -= 1;
         }
         if let Some((key, source)) = failed {
             let used_until = backend.submit();
@@ -153,6 +222,7 @@ impl ExpertStream {
         let used_until = backend.submit();
         self.pool.finish(wave.transaction, used_until);
         if deferred.is_empty() {
+            self.ahead.served();
             return Ok(None);
         }
         let transaction = retry_when_free(backend, |completed| {
@@ -170,17 +240,29 @@ impl ExpertStream {
         let begin = |completed| self.pool.begin(key.layer, &[key.expert], completed);
         let transaction = retry_when_free(backend, begin)?;
         let slot = transaction.slot_of(key).expect("a lone expert is served at once");
-        let Wave { mut transaction, .. } = self.issue(backend, key.layer, transaction);
-        if !transaction.loads.is_empty() {
+        let mut wave = self.issue(backend, key.layer, transaction);
+        let mut awaited = wave.transaction.loads.len() + wave.transaction.adopted.len();
+        while awaited > 0 {
             let completion = self.store.wait_any();
-            if let Err(source) = completion.result {
-                self.pool.abort(transaction);
-                return Err(ForwardError::Read { key, source });
+            match (self.arrival(completion.ticket), completion.result) {
+                (Arrival::Ahead, result) => {
+                    self.ended_ahead(backend, Completion { result, ..completion });
+                    continue;
+                }
+                (_, Ok(_)) => self.arrived(backend, &mut wave.transaction, key),
+                (Arrival::Adopted, Err(_)) => {
+                    self.submit(backend, key, slot, Priority::Demand);
+                    continue;
+                }
+                (Arrival::Asked, Err(source)) => {
+                    self.pool.abort(wave.transaction);
+                    return Err(ForwardError::Read { key, source });
+                }
             }
-            self.arrived(backend, &mut transaction, key);
+            awaited -= 1;
         }
         let bytes = copy_of_slot(backend.slot_memory(slot));
-        self.pool.finish(transaction, backend.completed());
+        self.pool.finish(wave.transaction, backend.completed());
         Ok(bytes)
     }
 
@@ -190,15 +272,14 @@ impl ExpertStream {
         transaction: &mut Transaction,
         key: ExpertKey,
     ) {
-        let slot = transaction
-            .loads
-            .iter()
-            .find(|load| load.key == key)
-            .expect("the store completes only what this transaction submitted")
-            .slot;
+        let slot = transaction.slot_of(key).expect("only what this transaction awaits comes here");
         self.pool.publish(transaction, key);
         backend.publish(key, slot, &self.records.record(key).matrices());
     }
+}
+
+fn n_keys(records: &Records) -> usize {
+    records.n_layers() * records.n_experts() as usize
 }
 
 /// Repeats a reservation that found every candidate still in use by the device.
@@ -222,6 +303,8 @@ impl ExpertCounters {
             pool: self.pool.minus(&earlier.pool),
             store: self.store.minus(&earlier.store),
             wait_us: self.wait_us - earlier.wait_us,
+            hot_set: self.hot_set.minus(&earlier.hot_set),
+            lookahead: self.lookahead.minus(&earlier.lookahead),
         }
     }
 
@@ -232,6 +315,8 @@ impl ExpertCounters {
             pool: self.pool.plus(&other.pool),
             store: self.store.plus(&other.store),
             wait_us: self.wait_us + other.wait_us,
+            hot_set: self.hot_set.plus(&other.hot_set),
+            lookahead: self.lookahead.plus(&other.lookahead),
         }
     }
 }

@@ -7,6 +7,7 @@ use crate::attention;
 use crate::delta_net;
 use crate::experts::ExpertStream;
 use crate::load::{InputWeights, LayerWeights, MixerWeights};
+use crate::lookahead::Guesser;
 use crate::moe;
 use crate::network::verify::Inputs;
 use crate::network::{ForwardError, Geometry};
@@ -43,15 +44,18 @@ pub(crate) struct Pass<'a> {
     pub(crate) routes: Option<&'a mut RouteLog>,
     /// Where rows leave what recurrent updates take, if they may be taken back.
     pub(crate) verify: Option<&'a Inputs>,
+    /// What the next layer may need; not of a draft.
+    pub(crate) guesser: Option<&'a mut Guesser>,
 }
 
 impl Pass<'_> {
-    /// `h += ngrams(h); h += mixer(norm(h)); h += experts(norm(h))`.
+    /// `h += ngrams(h); h += mixer(norm(h)); h += experts(norm(h))`. `next` is the layer behind it, if any.
     pub(crate) fn layer(
         &mut self,
         layer: LayerIndex,
         state: usize,
         weights: &LayerWeights,
+        next: Option<&LayerWeights>,
     ) -> Result<(), ForwardError> {
         if let Some(weights) = &weights.ngram {
             ngram::run(self, weights)?;
@@ -67,6 +71,9 @@ impl Pass<'_> {
             InputWeights::Streams(_) => streams::inject(self),
         }
         self.take_input(&weights.experts_input);
+        if let (Some(guesser), Some(next)) = (&self.guesser, next) {
+            guesser.record(self.backend, self.geometry, self.buffers, next);
+        }
         moe::run(self, layer, weights)?;
         match &weights.experts_input {
             // The sum went there directly.
@@ -74,6 +81,26 @@ impl Pass<'_> {
             InputWeights::Streams(_) => streams::inject(self),
         }
         Ok(())
+    }
+
+    /// Takes what a layer chose and guesses what the next will, whose experts are shielded from here on. Whether there
+    /// are guesses in this pass.
+    pub(crate) fn guess(&mut self, layer: LayerIndex) -> bool {
+        let Some(guesser) = &mut self.guesser else { return false };
+        let (backend, experts) = (&*self.backend, &mut *self.experts);
+        let routes = backend.routes(self.buffers.router);
+        guesser.chosen(backend, layer, routes, |key| experts.is_absent(key));
+        if guesser.shields() {
+            experts.shield(guesser.guess().iter().map(|candidate| candidate.key));
+        }
+        guesser.is_active()
+    }
+
+    /// Puts reads of the guess in flight. The layer's own are, and what it uses is pinned.
+    pub(crate) fn look_ahead(&mut self) {
+        if let Some(guesser) = &self.guesser {
+            self.experts.look_ahead(self.backend, guesser.worth_reading());
+        }
     }
 
     /// A block's input from the residual into `x`.

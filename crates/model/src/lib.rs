@@ -5,14 +5,15 @@
 //!
 //! Start at [`Network::forward`]; a layer is sequenced in `layer.rs`, what it takes from the residual and gives back
 //! in `streams.rs`, its two mixers in `attention.rs` and `delta_net.rs`, its experts in `moe.rs` (what runs) and
-//! `experts.rs` (which bytes move), rows of an n-gram table in `ngram.rs`, a block that guesses
-//! tokens ahead in `network/draft.rs`, how guesses are run and taken back in `network/verify.rs`.
+//! `experts.rs` (which bytes move), guesses of the next layer's in `lookahead.rs`, rows of an n-gram table in `ngram.rs`,
+//! a block that guesses tokens ahead in `network/draft.rs`, how guesses are run and taken back in `network/verify.rs`.
 
 mod attention;
 mod delta_net;
 mod experts;
 mod layer;
 mod load;
+mod lookahead;
 mod memory;
 mod moe;
 mod network;
@@ -20,12 +21,14 @@ mod ngram;
 mod routes;
 mod streams;
 
-pub use experts::{ExpertCounters, ExpertStream};
+pub use experts::{AheadCounters, ExpertCounters, ExpertStream, hot_set_bytes};
 pub use load::LoadError;
+pub use lookahead::{Lookahead, LookaheadCounters};
 pub use memory::{
     NamedBytes, draft_kv_bytes_per_token, draft_scratch, draft_weights, kv_bytes_per_token,
-    late_draft, recurrent_bytes, resident_terms, scratch_terms, thread_bytes, verify_terms,
+    late_draft, lookahead_bytes, recurrent_bytes, resident_terms, scratch_terms, thread_bytes,
+    verify_terms,
 };
 pub use network::draft::{DraftFrom, LATE_ROWS};
 pub use network::{ForwardError, LogitRows, Network, NetworkOptions};
-pub use routes::RouteLog;
+pub use routes::{LoggedPass, RouteLog};

@@ -261,6 +261,12 @@ pub fn verify_terms(config: &ModelConfig, rows: u32) -> Vec<NamedBytes> {
         .collect()
 }
 
+/// Memory of guesses of the next layer's experts, and of their reads in flight.
+pub fn lookahead_bytes(config: &ModelConfig) -> NamedBytes {
+    let bytes = crate::lookahead::bytes(&Geometry::of(config), u64::from(config.n_layers));
+    NamedBytes { name: "lookahead", bytes }
+}
+
 /// Activation memory of a pass of `rows` rows that may ask for `logit_rows` rows of logits.
 pub fn scratch_terms(model: &Model, rows: u32, logit_rows: u32) -> Vec<NamedBytes> {
     let config = &model.config;

@@ -55,29 +55,30 @@ pub(crate) fn run(
     let Buffers { logits, shared } = pass.buffers.moe;
     pass.mat_mul(weights.router, x, logits);
     pass.backend.record(Op::Route { logits, router, normalize: pass.geometry.norm_topk });
+    pass.experts.collect(pass.backend);
     let found = pass.backend.moe(layer, x, router)?;
     if let Some(log) = &mut pass.routes {
         log.push(layer, pass.backend.routes(router));
     }
-    pass.experts.select(pass.backend.routes(router));
+    pass.experts.select(layer, pass.backend.routes(router));
+    let guessed = pass.guess(layer);
+    // What is resident is pinned before a guess may evict.
     let mut first = match found {
-        Moe::AllResident => None,
-        Moe::Missing => pass.experts.fetch(pass.backend, layer)?,
+        Moe::AllResident if !guessed => None,
+        Moe::AllResident | Moe::Missing => pass.experts.fetch(pass.backend, layer)?,
     };
+    if guessed {
+        pass.look_ahead();
+    }
     if let (Some(buffers), Some(weights)) = (shared, &weights.shared) {
         record_shared(pass, buffers, weights);
     }
-    match found {
-        Moe::AllResident => {
-            let epoch = pass.backend.submit();
-            pass.experts.touch(layer, epoch);
-        }
-        Moe::Missing => {
-            pass.backend.submit();
-            while let Some(wave) = first.take() {
-                first = pass.experts.drain(pass.backend, wave, x, router)?;
-            }
-        }
+    let epoch = pass.backend.submit();
+    if first.is_none() {
+        pass.experts.touch(layer, epoch);
+    }
+    while let Some(wave) = first.take() {
+        first = pass.experts.drain(pass.backend, wave, x, router)?;
     }
     let shared = shared.map(|s| s.output);
     let (to, set) = match &weights.experts_input {

@@ -4,6 +4,7 @@ pub(crate) mod draft;
 pub(crate) mod verify;
 
 use std::ops::Range;
+use std::time::Instant;
 
 use checkpoint::{GateActivation, LayerKind, Model, ModelConfig};
 use compute::backend::{
@@ -19,6 +20,7 @@ use crate::delta_net;
 use crate::experts::ExpertStream;
 use crate::layer::{Buffers, Pass};
 use crate::load::{InputWeights, LoadError, Loader, Weights};
+use crate::lookahead::{Guesser, Lookahead, LookaheadCounters};
 use crate::moe;
 use crate::ngram::{self, Ngrams};
 use crate::routes::RouteLog;
@@ -178,6 +180,8 @@ pub struct NetworkOptions {
     pub draft: bool,
     /// Most rows of a pass that may be taken back; 0 if none ever is.
     pub verify_rows: usize,
+    /// How the next layer's experts are guessed while a token is decoded.
+    pub lookahead: Lookahead,
 }
 
 /// Which rows of a pass give logits.
@@ -198,6 +202,7 @@ pub struct Network {
     ngrams: Option<Ngrams>,
     draft: Option<Draft>,
     verify: Option<Verify>,
+    guesser: Guesser,
     backend: Box<dyn Backend>,
     config: ModelConfig,
     geometry: Geometry,
@@ -250,6 +255,8 @@ impl Network {
             0 => None,
             rows => Some(Verify::alloc(&mut *backend, &geometry, rows)?),
         };
+        let n_layers = model.config.layers.len();
+        let guesser = Guesser::new(&mut *backend, &geometry, n_layers, options.lookahead)?;
         let rope = backend.alloc_rope(rope_spec(&model.config));
         let vocab = model.config.vocab as usize;
         let logits = backend.alloc_buffer(options.logit_rows.min(LOGIT_BLOCK), vocab)?;
@@ -259,6 +266,7 @@ impl Network {
             ngrams,
             draft,
             verify,
+            guesser,
             backend,
             config: model.config.clone(),
             geometry,
@@ -285,6 +293,11 @@ impl Network {
     /// What moved so far.
     pub const fn experts(&self) -> &ExpertStream {
         &self.experts
+    }
+
+    /// Guesses of the next layer's experts so far.
+    pub const fn lookahead_counters(&self) -> LookaheadCounters {
+        self.guesser.counters()
     }
 
     /// Rows of the n-gram table so far; nothing if the model has none.
@@ -362,25 +375,31 @@ impl Network {
         verifying: bool,
         sink: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), ForwardError> {
+        let began = Instant::now();
+        let decodes = matches!(rows, [Row { role: Role::Generated, .. }]);
         if let Some(ngrams) = &mut self.ngrams {
             ngrams.request(rows);
         }
         if let Some(draft) = &mut self.draft {
             draft.begin_trunk();
         }
+        self.experts.end_idle(&mut *self.backend);
+        self.guesser.begin_pass(decodes);
         self.backend.begin_pass(rows);
         if let Some(log) = &mut self.routes {
             log.begin_pass(rows.len());
         }
         self.layers(rows.len(), verifying)?;
         if let Some(log) = &mut self.routes {
-            log.end_pass(rows.len());
+            log.end_pass(rows.len(), decodes);
         }
         if let Some(draft) = &mut self.draft {
             draft.end_trunk(rows);
         }
         let (buffers, input) = (self.buffers, self.weights.head_input);
-        self.heads(rows, want, (&buffers, &input), sink)
+        self.heads(rows, want, (&buffers, &input), sink)?;
+        self.guesser.end_pass(decodes, began.elapsed().as_micros() as u64);
+        Ok(())
     }
 
     /// The wanted rows of logits of a residual, and the end of the pass.
@@ -415,6 +434,7 @@ impl Network {
             n_rows,
             routes: self.routes.as_mut(),
             verify: self.verify.as_ref().filter(|_| verifying).map(Verify::inputs),
+            guesser: Some(&mut self.guesser),
         };
         let (table, h, x) = (self.weights.embed, self.buffers.h, self.buffers.x);
         let out = if self.geometry.streams.is_some() { x } else { h };
@@ -430,7 +450,8 @@ impl Network {
                 LayerKind::Attention => &mut kv,
                 LayerKind::DeltaNet => &mut recurrent,
             };
-            pass.layer(LayerIndex(layer as u32), *counter, weights)?;
+            let next = self.weights.layers.get(layer + 1);
+            pass.layer(LayerIndex(layer as u32), *counter, weights, next)?;
             *counter += 1;
         }
         Ok(())
@@ -533,9 +554,20 @@ fn rope_spec(config: &ModelConfig) -> RopeSpec {
     }
 }
 
-/// One expert at a time, for parity checks.
+/// Experts outside of passes.
 impl Network {
-    /// The bytes of an expert's slot, after it was brought there the usual way.
+    /// Reads experts ahead in idle time, in this order, into slots that are free. It returns at once: the next pass
+    /// gives up what has not begun by then.
+    pub fn preload(&mut self, order: &[ExpertKey]) {
+        self.experts.preload(&mut *self.backend, order);
+    }
+
+    /// Blocks until no read ahead is in flight.
+    pub fn await_preload(&mut self) {
+        while self.experts.await_ahead(&mut *self.backend) {}
+    }
+
+    /// The bytes of an expert's slot, after it was brought there the usual way, for parity checks.
     ///
     /// # Errors
     /// The read failed, or the pool is too small.

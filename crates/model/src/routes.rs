@@ -11,12 +11,22 @@ pub struct RouteLog {
     /// Rows before the current pass.
     done: usize,
     experts: Vec<i32>,
+    passes: Vec<LoggedPass>,
+}
+
+/// One pass of a log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LoggedPass {
+    /// Its tokens.
+    pub rows: u32,
+    /// Whether it is one generated token, and not part of a prompt.
+    pub decodes: bool,
 }
 
 impl RouteLog {
     /// An empty log.
     pub const fn new(n_layers: usize, top_k: usize) -> Self {
-        Self { n_layers, top_k, done: 0, experts: Vec::new() }
+        Self { n_layers, top_k, done: 0, experts: Vec::new(), passes: Vec::new() }
     }
 
     /// `[n_tokens, n_layers, top_k]`.
@@ -29,12 +39,18 @@ impl RouteLog {
         &self.experts
     }
 
+    /// How the tokens came, one pass after the other.
+    pub fn passes(&self) -> &[LoggedPass] {
+        &self.passes
+    }
+
     pub(crate) fn begin_pass(&mut self, rows: usize) {
         self.experts.resize((self.done + rows) * self.n_layers * self.top_k, 0);
     }
 
-    pub(crate) fn end_pass(&mut self, rows: usize) {
+    pub(crate) fn end_pass(&mut self, rows: usize, decodes: bool) {
         self.done += rows;
+        self.passes.push(LoggedPass { rows: rows as u32, decodes });
     }
 
     /// `routes`: `[rows of the pass, top_k]`.
@@ -62,8 +78,9 @@ mod tests {
             log.begin_pass(2);
             log.push(LayerIndex(0), &[routed(10 * pass), routed(10 * pass + 1)]);
             log.push(LayerIndex(1), &[routed(10 * pass + 2), routed(10 * pass + 3)]);
-            log.end_pass(2);
+            log.end_pass(2, false);
         }
+        assert_eq!(log.passes(), [LoggedPass { rows: 2, decodes: false }; 2]);
         assert_eq!(log.shape(), [4, 2, 1]);
         assert_eq!(log.experts(), [0, 2, 1, 3, 10, 12, 11, 13]);
     }

@@ -12,12 +12,13 @@ use compute::backend::{Activations, Backend, KvType, SlotClass};
 use expert_store::{
     DirectMode, FaultPlan, NgramOptions, NgramStore, Store, StoreError, StoreOptions,
 };
-use memory_plan::{Budget, Plan, PlanError, PlanInput, RecordClass, Term};
-use model::{ExpertStream, ForwardError, LoadError, Network, NetworkOptions};
-use slot_pool::{ClassSpec, PolicyKind, PoolError, PoolSpec, SlotPool};
-use units::{Bytes, ExpertKey, LayerIndex};
+use memory_plan::{Budget, Plan, PlanError, PlanInput, Term};
+use model::{ExpertStream, ForwardError, LoadError, Lookahead, Network, NetworkOptions};
+use slot_pool::{PolicyKind, PoolError, SlotPool};
+use units::Bytes;
 
 use crate::sequence::{GRID, Sequence};
+use crate::slots;
 use crate::speculate::{MOST_GUESSES, Speculation, SpeculationOptions};
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
@@ -78,6 +79,10 @@ pub struct EngineOptions {
     pub draft: bool,
     /// Who guesses tokens ahead.
     pub speculation: SpeculationOptions,
+    /// Whether uses of experts are counted, and hot ones may be read in idle time.
+    pub hot_set: bool,
+    /// How the next layer's experts are guessed while a token is decoded.
+    pub lookahead: Lookahead,
 }
 
 impl EngineOptions {
@@ -99,6 +104,8 @@ impl EngineOptions {
             logit_rows: 1,
             draft: false,
             speculation: SpeculationOptions::default(),
+            hot_set: false,
+            lookahead: Lookahead::Off,
         }
     }
 
@@ -226,6 +233,8 @@ impl OpenModel {
                 .map(to_term)
                 .chain(self.ngram_cache(options))
                 .chain(self.staging(options))
+                .chain(self.hot_set(options))
+                .chain(self.lookahead(options))
                 .collect(),
             kv_bytes_per_token: Bytes(model::kv_bytes_per_token(config, options.kv) + draft_kv),
             // The running state and the one that the next turn starts from.
@@ -242,7 +251,10 @@ impl OpenModel {
                     .collect()
             },
             passes: &passes,
-            records: record_classes(&self.records(options)),
+            records: {
+                let records = self.records(options);
+                slots::record_classes(&slots::needed(&records), records.n_experts())
+            },
             top_k: config.top_k,
             slots: options.slots,
         };
@@ -316,6 +328,25 @@ impl OpenModel {
     }
 }
 
+/// What reading ahead takes.
+impl OpenModel {
+    /// Memory of guesses and of their reads.
+    fn lookahead(&self, options: &EngineOptions) -> Option<Term> {
+        let model::NamedBytes { name, bytes } = model::lookahead_bytes(&self.model.config);
+        (options.lookahead != Lookahead::Off).then(|| Term::new(name, Bytes(bytes)))
+    }
+
+    /// Memory of uses, of their file, and of reads in idle time.
+    fn hot_set(&self, options: &EngineOptions) -> Option<Term> {
+        let records = self.records(options);
+        let (n_layers, n_experts) = (records.n_layers() as u32, records.n_experts());
+        let file = crate::hot_set::file_bytes(n_layers, n_experts) as u64;
+        let reads = model::hot_set_bytes(u64::from(n_layers) * u64::from(n_experts));
+        // As heat and as bytes.
+        options.hot_set.then(|| Term::new("hot set", Bytes(2 * file + reads)))
+    }
+}
+
 /// A model that runs under its plan.
 pub struct Engine {
     /// What was promised.
@@ -354,8 +385,12 @@ impl Engine {
             ..StoreOptions::default()
         };
         let store = Store::open(&files, store_options)?;
-        let pool = SlotPool::new(pool_spec(&records, &plan), options.policy)?;
-        let stream = ExpertStream::new(pool, store, records);
+        let spec = slots::pool_spec(&slots::needed(&records), records.n_experts(), &plan.classes);
+        let pool = SlotPool::new(spec, options.policy)?;
+        let mut stream = ExpertStream::new(pool, store, records);
+        if options.hot_set {
+            stream.count_uses();
+        }
         let ngrams = ngram_store(&model, &files, &plan, &options)?;
         let network_options = NetworkOptions {
             max_rows: plan.pass_rows as usize,
@@ -371,6 +406,7 @@ impl Engine {
                 .collect(),
             draft: options.loads_draft(),
             verify_rows: options.speculation.rows() as usize,
+            lookahead: options.lookahead,
         };
         let backend = backend(&options);
         let network = Network::load(&model, backend, stream, ngrams, network_options, progress)?;
@@ -439,49 +475,4 @@ fn ngram_store(
         faults: options.faults.clone(),
     };
     NgramStore::open(files, table.clone(), options).map(Some)
-}
-
-/// Layers with records of the same size are one class of records.
-fn record_classes(all: &Records) -> Vec<RecordClass> {
-    let mut classes: Vec<RecordClass> = Vec::new();
-    for layer in 0..all.n_layers() as u32 {
-        let slot_bytes = layer_slot_bytes(all, LayerIndex(layer));
-        let experts = u64::from(all.n_experts());
-        match classes.iter_mut().find(|class| class.slot_bytes == slot_bytes) {
-            Some(class) => class.records += experts,
-            None => classes.push(RecordClass { slot_bytes, records: experts }),
-        }
-    }
-    classes
-}
-
-/// The largest slot that any expert of the layer needs: alignment in the file differs from expert to expert.
-fn layer_slot_bytes(all: &Records, layer: LayerIndex) -> u64 {
-    (0..all.n_experts())
-        .map(|expert| all.slot_bytes(ExpertKey::new(layer.0, expert)))
-        .max()
-        .expect("a model has at least one expert")
-}
-
-fn pool_spec(all: &Records, plan: &Plan) -> PoolSpec {
-    let class_of = |layer| {
-        let needed = layer_slot_bytes(all, LayerIndex(layer));
-        let fitting =
-            plan.classes.iter().enumerate().filter(|(_, class)| class.slot_bytes >= needed);
-        fitting
-            .min_by_key(|(_, class)| class.slot_bytes)
-            .expect("the plan has a class for every record")
-            .0 as u32
-    };
-    let n_layers = all.n_layers() as u32;
-    PoolSpec {
-        n_layers,
-        n_experts: all.n_experts(),
-        classes: plan
-            .classes
-            .iter()
-            .map(|class| ClassSpec { slots: class.slots as u32, slot_bytes: class.slot_bytes })
-            .collect(),
-        class_of_layer: (0..n_layers).map(class_of).collect(),
-    }
 }

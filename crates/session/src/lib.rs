@@ -4,21 +4,27 @@
 
 mod engine;
 mod generate;
+pub mod hot_set;
 mod parity;
 pub mod receipt;
+mod replay;
 mod sampler;
 mod sequence;
+mod slots;
 mod speculate;
 mod stream;
 mod template;
 mod tokenizer;
+mod trace;
 
 pub use engine::{BackendKind, DEFAULT_CONTEXT, Engine, EngineError, EngineOptions, OpenModel};
 pub use generate::{
     Finish, Forced, ForcedOutcome, GenerateError, Generated, Limits, LogitsRun, generate,
 };
+pub use hot_set::{HotSet, HotSetError};
 pub use parity::{ExpertKind, Parity, ParityError, ParityResult};
 pub use receipt::Receipt;
+pub use replay::{Replay, ReplayError, ReplayPolicy, Tally, replay};
 pub use sampler::{Sampler, SamplerConfig, SamplerError};
 pub use sequence::{GRID, Phase, Prompt, Sequence};
 pub use speculate::{
@@ -27,3 +33,4 @@ pub use speculate::{
 pub use stream::TextStream;
 pub use template::{ChatTemplate, Message, RenderOptions, TemplateError};
 pub use tokenizer::{Specials, Tokenizer, TokenizerError};
+pub use trace::{MAX_TRACE_BYTES, Trace, TraceError};

@@ -1,7 +1,7 @@
 //! What a run proves about itself: versioned JSON with one definition per counter.
 
 use expert_store::NgramCounters;
-use model::ExpertCounters;
+use model::{AheadCounters, ExpertCounters, Lookahead, LookaheadCounters};
 use serde::Serialize;
 
 use crate::engine::Engine;
@@ -55,6 +55,12 @@ pub struct Receipt {
     pub output_hash: String,
     /// Bytes written to disk while running.
     pub written_bytes: u64,
+    /// Reads of often used experts in idle time, since the model was loaded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hot_set: Option<AheadReceipt>,
+    /// Guesses of the next layer's experts, since the model was loaded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lookahead: Option<LookaheadReceipt>,
     /// Wall time of each forced token.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub token_us: Vec<u64>,
@@ -75,8 +81,10 @@ pub struct PhaseReceipt {
     pub lookups: u64,
     /// Of those, found ready.
     pub hits: u64,
-    /// Of those, read.
+    /// Of those, read when they were needed.
     pub misses: u64,
+    /// Of those, read ahead, and used for the first time.
+    pub ahead: u64,
     /// Hits over look-ups.
     pub hit_rate: f64,
     /// Expert payload read.
@@ -115,21 +123,97 @@ impl NgramReceipt {
 
 impl From<&Phase> for PhaseReceipt {
     fn from(phase: &Phase) -> Self {
-        let ExpertCounters { pool, store, wait_us } = phase.experts;
+        let ExpertCounters { pool, store, wait_us, .. } = phase.experts;
         let per = |a: f64, b: u64| if b == 0 { 0.0 } else { a / b as f64 };
         Self {
             tokens: phase.tokens,
             elapsed_us: phase.elapsed.as_micros() as u64,
             tokens_per_second: phase.rate(),
             wait_us,
-            lookups: pool.hits + pool.misses,
+            lookups: pool.hits + pool.misses + pool.adopted,
             hits: pool.hits,
             misses: pool.misses,
-            hit_rate: per(pool.hits as f64, pool.hits + pool.misses),
+            ahead: pool.adopted,
+            hit_rate: per(pool.hits as f64, pool.hits + pool.misses + pool.adopted),
             read_bytes: store.payload_bytes,
             read_bytes_per_token: per(store.payload_bytes as f64, phase.tokens),
             ngram: NgramReceipt::of(phase.ngrams),
         }
+    }
+}
+
+/// Reads of experts that no layer had asked for yet.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct AheadReceipt {
+    /// Reads that were begun or waited to begin.
+    pub issued: u64,
+    /// Of those, whose expert was used while it was there or on its way.
+    pub used: u64,
+    /// Of those used, that were still on their way.
+    pub late: u64,
+    /// Of those issued, given up before they had ended.
+    pub cancelled: u64,
+    /// Of those issued, that failed before the expert was needed; it was read again then.
+    pub failed: u64,
+    /// Bytes of those used.
+    pub used_bytes: u64,
+    /// Bytes of experts that were read and left without any use.
+    pub wasted_bytes: u64,
+}
+
+/// Guesses of the next layer's experts. The unit is one expert that one token chose in one layer.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct LookaheadReceipt {
+    /// `tap`, `last-token`.
+    pub kind: &'static str,
+    /// Tokens that were decoded with guesses.
+    pub tokens: u64,
+    /// Trials that guesses lost, each of which turned them off for a while.
+    pub losses: u64,
+    /// Experts that were chosen in layers that had been guessed.
+    pub chosen: u64,
+    /// Share of those that the guess named, which names as many as are chosen.
+    pub agreement: f64,
+    /// Share of those that the token before had chosen in the same layer.
+    pub repeated: f64,
+    /// Experts that guesses named and that were neither there nor on their way.
+    pub absent: u64,
+    /// Share of those that were chosen.
+    pub absent_precision: f64,
+    /// What was read.
+    pub reads: AheadReceipt,
+}
+
+impl LookaheadReceipt {
+    fn of(engine: &Engine) -> Option<Self> {
+        let kind = match engine.options.lookahead {
+            Lookahead::Off => return None,
+            Lookahead::Tap => "tap",
+            Lookahead::LastToken => "last-token",
+        };
+        let counters = engine.network.lookahead_counters();
+        let LookaheadCounters { tokens, losses, chosen, named, repeated, absent, absent_chosen } =
+            counters;
+        let share = |part: u64, all: u64| if all == 0 { 0.0 } else { part as f64 / all as f64 };
+        Some(Self {
+            kind,
+            tokens,
+            losses,
+            chosen,
+            agreement: share(named, chosen),
+            repeated: share(repeated, chosen),
+            absent,
+            absent_precision: share(absent_chosen, absent),
+            reads: engine.network.experts().counters().lookahead.into(),
+        })
+    }
+}
+
+impl From<AheadCounters> for AheadReceipt {
+    fn from(counters: AheadCounters) -> Self {
+        let AheadCounters { issued, used, late, cancelled, failed, used_bytes, wasted_bytes } =
+            counters;
+        Self { issued, used, late, cancelled, failed, used_bytes, wasted_bytes }
     }
 }
 
@@ -177,6 +261,11 @@ impl Receipt {
             generated_tokens: output.len() as u64,
             output_hash: hash_tokens(output),
             written_bytes: written_bytes().saturating_sub(engine.written_before),
+            hot_set: engine
+                .options
+                .hot_set
+                .then(|| engine.network.experts().counters().hot_set.into()),
+            lookahead: LookaheadReceipt::of(engine),
             token_us: Vec::new(),
         }
     }

@@ -11,7 +11,9 @@ use expert_store::{DirectMode, FaultKind, FaultPlan};
 use session::{BackendKind, Engine, EngineOptions, Forced, LogitsRun, OpenModel, Sequence};
 use slot_pool::PolicyKind;
 
-use support::{Expected, argmax, data, demo, engine, entries, folders, npy, options, words};
+use support::{
+    Expected, FLASH, argmax, data, demo, engine, entries, folders, npy, options, subjects, words,
+};
 
 fn logits(path: &Path, tokens: &[u32], options: EngineOptions) -> Vec<f32> {
     let mut engine = engine(path, options);
@@ -108,19 +110,6 @@ fn run(path: &Path, tokens: &[u32], change: impl Fn(&mut EngineOptions)) -> (Vec
     let run = Forced { prompt, forced, pass_rows: engine.plan.pass_rows as usize };
     (all, run.run(&mut engine.network, &mut sequence).unwrap().likeliest)
 }
-
-/// Texts long enough for several passes: two of fixtures, one of the demo model.
-fn subjects() -> Vec<(PathBuf, Vec<u32>)> {
-    let fixture = |name: &str| {
-        let (path, expected, _) = entries().into_iter().find(|e| e.0.ends_with(name)).unwrap();
-        (path, Expected::read(&expected).ids("input_ids").repeat(3))
-    };
-    let demo_ids = words(&npy("ids_prose.npy"), u32::from_le_bytes);
-    vec![fixture("qwen3_next-k/kq.gguf"), fixture(FLASH), (demo(), demo_ids.repeat(2))]
-}
-
-/// Several residual streams, selected attention, an n-gram table.
-const FLASH: &str = "qwen4_exp-a/split-b32-00001-of-00003.gguf";
 
 fn unchanged_by(knob: &str, changes: &[&dyn Fn(&mut EngineOptions)]) {
     for (path, tokens) in subjects() {

@@ -317,6 +317,7 @@ impl Network {
             assert!(start as usize <= held, "position {start} of a draft that holds {held}");
         }
         draft.rows.clear();
+        self.experts.end_idle(&mut *self.backend);
         self.backend.begin_pass(rows);
         self.draft_layer(rows.len(), from, first)?;
         let draft = self.draft.as_mut().expect("it was there above");
@@ -395,6 +396,7 @@ impl Network {
             n_rows,
             routes: None,
             verify: None,
+            guesser: None,
         };
         let (source, norm) = match from {
             DraftFrom::Trunk => (self.buffers.h, &self.weights.head_input),
@@ -403,7 +405,7 @@ impl Network {
         record_input(&mut pass, draft, self.weights.embed, (source, first), norm);
         // Its caches are the last of all layers with attention.
         let state = self.geometry.kv_layers - 1;
-        pass.layer(LayerIndex(self.config.n_layers), state, &draft.weights.layer)
+        pass.layer(LayerIndex(self.config.n_layers), state, &draft.weights.layer, None)
     }
 
     /// The residual of a row of the last draft: all streams, `[streams·hidden]`.

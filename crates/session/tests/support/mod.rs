@@ -125,3 +125,16 @@ pub(crate) fn argmax(logits: &[f32]) -> (usize, f32) {
         (0..logits.len()).filter(|i| *i != best).map(|i| logits[i]).fold(f32::MIN, f32::max);
     (best, logits[best] - second)
 }
+
+/// Texts long enough for several passes: two of fixtures, one of the demo model.
+pub(crate) fn subjects() -> Vec<(PathBuf, Vec<u32>)> {
+    let fixture = |name: &str| {
+        let (path, expected, _) = entries().into_iter().find(|e| e.0.ends_with(name)).unwrap();
+        (path, Expected::read(&expected).ids("input_ids").repeat(3))
+    };
+    let demo_ids = words(&npy("ids_prose.npy"), u32::from_le_bytes);
+    vec![fixture("qwen3_next-k/kq.gguf"), fixture(FLASH), (demo(), demo_ids.repeat(2))]
+}
+
+/// Several residual streams, selected attention, an n-gram table.
+pub(crate) const FLASH: &str = "qwen4_exp-a/split-b32-00001-of-00003.gguf";
