@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use compute::backend::{Activations, KvType};
 use expert_store::DirectMode;
-use session::{BackendKind, SpeculationOptions};
+use model::Lookahead;
+use session::{BackendKind, ReplayPolicy, SpeculationOptions};
 use slot_pool::PolicyKind;
 use units::Bytes;
 
@@ -41,6 +42,8 @@ pub(crate) enum Command {
     Selftest(SelftestArgs),
     /// Measure prefill and decode on given token ids
     Bench(BenchArgs),
+    /// Record which experts every token chooses, or replay such a record with other slots and policies
+    Trace(TraceArgs),
 }
 
 impl Command {
@@ -53,6 +56,7 @@ impl Command {
             Self::Pull(args) => args.json,
             Self::Pack(args) => args.json,
             Self::Verify(args) => args.json,
+            Self::Trace(args) => args.json,
             _ => false,
         }
     }
@@ -102,6 +106,9 @@ pub(crate) struct SpeedArgs {
     /// Which expert leaves the pool
     #[arg(long, value_enum, default_value_t = Policy::Clock, value_name = "POLICY")]
     pub(crate) policy: Policy,
+    /// Read experts ahead that the next layer may need: guessed by its router, or those of the token before
+    #[arg(long, value_enum, default_value_t = LookaheadKind::Off, value_name = "HOW")]
+    pub(crate) lookahead: LookaheadKind,
     /// Bypass the page cache when reading experts
     #[arg(long, value_enum, default_value_t = Direct::Auto, value_name = "MODE")]
     pub(crate) direct: Direct,
@@ -165,6 +172,13 @@ pub(crate) enum Policy {
 }
 
 #[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum LookaheadKind {
+    Off,
+    Tap,
+    LastToken,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
 pub(crate) enum Direct {
     Auto,
     Off,
@@ -197,6 +211,16 @@ impl From<Policy> for PolicyKind {
         match policy {
             Policy::Clock => Self::Clock,
             Policy::Lru => Self::Lru,
+        }
+    }
+}
+
+impl From<LookaheadKind> for Lookahead {
+    fn from(kind: LookaheadKind) -> Self {
+        match kind {
+            LookaheadKind::Off => Self::Off,
+            LookaheadKind::Tap => Self::Tap,
+            LookaheadKind::LastToken => Self::LastToken,
         }
     }
 }
@@ -261,6 +285,9 @@ pub(crate) struct RunArgs {
     pub(crate) speed: SpeedArgs,
     #[command(flatten)]
     pub(crate) speculation: SpeculationArgs,
+    /// Do not read often used experts in idle time, nor keep count of them
+    #[arg(long, help_heading = "Speed")]
+    pub(crate) no_hot_set: bool,
     /// Write what was measured, as JSON
     #[arg(long, value_name = "FILE", help_heading = "Record")]
     pub(crate) receipt: Option<PathBuf>,
@@ -514,6 +541,82 @@ pub(crate) struct BenchArgs {
     pub(crate) speed: SpeedArgs,
     #[command(flatten)]
     pub(crate) speculation: SpeculationArgs,
+}
+
+#[derive(Args)]
+#[command(
+    group = clap::ArgGroup::new("input").required(true),
+    after_help = "Examples:\n  sakia trace -m big.gguf --memory 8GiB --ids-file ids.txt -p 256 -n 64 -o big.trace\n  sakia trace --replay big.trace --slots 1200,2400"
+)]
+pub(crate) struct TraceArgs {
+    /// Text to continue with the likeliest tokens
+    #[arg(group = "input", requires = "out")]
+    pub(crate) prompt: Option<String>,
+    /// File of token ids, separated by space, comma or line
+    #[arg(long, value_name = "FILE", group = "input", requires = "out")]
+    pub(crate) ids_file: Option<PathBuf>,
+    /// Replay this record instead
+    #[arg(long, value_name = "FILE", group = "input", requires = "slots", conflicts_with_all = ["out", "model"])]
+    pub(crate) replay: Option<PathBuf>,
+    /// Where the record goes
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+    /// Ids of the file that are read as the prompt [default: all but those of -n]
+    #[arg(short = 'p', long = "prompt-tokens", value_name = "P", requires = "ids_file")]
+    pub(crate) prompt_tokens: Option<usize>,
+    /// Tokens that are decoded one by one: ids of the file, or the likeliest
+    #[arg(
+        short = 'n',
+        long = "decode-tokens",
+        value_name = "N",
+        default_value_t = 64,
+        conflicts_with = "replay"
+    )]
+    pub(crate) decode_tokens: usize,
+    /// Pool sizes of a replay, in slots for any expert
+    #[arg(
+        long = "slots",
+        value_name = "N,...",
+        value_delimiter = ',',
+        requires = "replay",
+        help_heading = "Replay"
+    )]
+    pub(crate) slots: Vec<u32>,
+    /// Who decides which expert leaves [default: all of them]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "POLICY,...",
+        value_delimiter = ',',
+        requires = "replay",
+        help_heading = "Replay"
+    )]
+    pub(crate) policy: Vec<TracePolicy>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Most memory the process may use, like 8GiB [default: 70 % of what the machine or cgroup allows]
+    #[arg(long, value_name = "SIZE", help_heading = "Memory", conflicts_with = "replay")]
+    pub(crate) memory: Option<Bytes>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TracePolicy {
+    Clock,
+    Lru,
+    Belady,
+}
+
+impl From<TracePolicy> for ReplayPolicy {
+    fn from(policy: TracePolicy) -> Self {
+        match policy {
+            TracePolicy::Clock => Self::Online(PolicyKind::Clock),
+            TracePolicy::Lru => Self::Online(PolicyKind::Lru),
+            TracePolicy::Belady => Self::Belady,
+        }
+    }
 }
 
 /// Token ids of one argument.

@@ -12,8 +12,10 @@ use session::{
     ChatTemplate, Engine, Finish, GenerateError, Generated, Limits, Prompt, Receipt, RenderOptions,
     Sampler, SamplerConfig, Sequence, Specials, TextStream, generate,
 };
+use units::ExpertKey;
 
 use crate::args::RunArgs;
+use crate::hot::HotFile;
 use crate::output::OutputFile;
 use crate::{interrupt, report};
 
@@ -33,6 +35,9 @@ pub(crate) struct Chat<'a> {
     sequence: Sequence,
     messages: Vec<Value>,
     last: Option<Receipt>,
+    hot: Option<HotFile>,
+    /// Experts to read in idle time, the hottest first.
+    hottest: Vec<ExpertKey>,
 }
 
 impl<'a> Chat<'a> {
@@ -40,7 +45,10 @@ impl<'a> Chat<'a> {
         mut engine: Engine,
         args: &'a RunArgs,
         sampler: SamplerConfig,
+        hot: Option<HotFile>,
     ) -> Result<Self> {
+        let hottest = hot.as_ref().map_or_else(Vec::new, |hot| hot.order(&engine));
+        engine.network.preload(&hottest);
         let tokenizer = &engine.tokenizer;
         let token = |id| tokenizer.decode(&[id]).ok();
         let template = ChatTemplate::from_metadata(&engine.checkpoint.metadata, token)?;
@@ -49,8 +57,17 @@ impl<'a> Chat<'a> {
         }
         let sampler = Sampler::new(sampler)?;
         let sequence = engine.open_sequence()?;
-        let mut chat =
-            Self { engine, args, template, sampler, sequence, messages: Vec::new(), last: None };
+        let mut chat = Self {
+            engine,
+            args,
+            template,
+            sampler,
+            sequence,
+            messages: Vec::new(),
+            last: None,
+            hot,
+            hottest,
+        };
         chat.reset();
         Ok(chat)
     }
@@ -172,6 +189,8 @@ impl<'a> Chat<'a> {
         let mut editor = DefaultEditor::new().context("opening the terminal")?;
         report::note("Ask something; /help tells more.");
         loop {
+            // The disk has nothing else to do while somebody types.
+            self.engine.network.preload(&self.hottest);
             let line = match editor.readline("> ") {
                 Ok(line) => line,
                 Err(ReadlineError::Eof | ReadlineError::Interrupted) => return Ok(()),
@@ -212,6 +231,13 @@ impl<'a> Chat<'a> {
                     }
                 }
             }
+        }
+    }
+
+    /// Remembers which experts were used.
+    pub(crate) fn keep_hot_set(&self) {
+        if let Some(Err(error)) = self.hot.as_ref().map(|hot| hot.add(&self.engine)) {
+            report::note(&format!("note: {error:#}"));
         }
     }
 

@@ -7,6 +7,7 @@ mod args;
 mod bench;
 mod chat;
 mod demo;
+mod hot;
 mod inspect;
 mod interrupt;
 mod logits;
@@ -21,6 +22,7 @@ mod report;
 mod run;
 mod selftest;
 mod tokenize;
+mod trace;
 mod verify;
 
 use std::process::ExitCode;
@@ -42,6 +44,7 @@ fn main() -> ExitCode {
         args::Command::Parity(args) => parity::run(&args),
         args::Command::Selftest(args) => selftest::run(&args),
         args::Command::Bench(args) => bench::run(&args),
+        args::Command::Trace(args) => trace::run(&args),
     };
     match outcome {
         Ok(code) => code,

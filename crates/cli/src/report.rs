@@ -151,8 +151,12 @@ pub(crate) fn summary(receipt: &Receipt) -> String {
         format!(" | guesses: {accepted} of {drafted} right, in {verify_passes} of {passes} passes")
     });
     let hit_rate = if lookups == 0 { 0.0 } else { 100.0 * hits as f64 / lookups as f64 };
+    let ahead = match prefill.ahead + decode.ahead {
+        0 => String::new(),
+        ahead => format!(" {ahead} read ahead,"),
+    };
     format!(
-        "[prefill {:.1} tok/s ({} tokens), decode {:.2} tok/s ({} tokens) | {:.0} % hits: {hits} hits, {} misses, {} read | \
+        "[prefill {:.1} tok/s ({} tokens), decode {:.2} tok/s ({} tokens) | {:.0} % hits: {hits} hits, {} misses,{ahead} {} read | \
          decode: {:.0} % hits, {:.2} MB a token, {:.0} % waiting, {:.1} ms a token without{guesses} | peak {} of {}, {} B written]",
         prefill.tokens_per_second,
         prefill.tokens,

@@ -8,11 +8,13 @@ use session::{EngineOptions, OpenModel, SamplerConfig};
 
 use crate::args::{RunArgs, SamplingArgs};
 use crate::chat::Chat;
+use crate::hot::HotFile;
 use crate::{open, output, report};
 
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let chosen = open::choose(&args.model)?;
     let mut options = open::options(&chosen, &args.memory, Some(&args.speed))?;
+    options.hot_set = !args.no_hot_set;
     if chosen.is_demo && args.memory.memory.is_none() {
         let budget = options.budget.bytes;
         report::note(&format!(
@@ -36,11 +38,14 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
         Some(path) => Some((path, output::create(path, &opened.files())?)),
         None => None,
     };
-    let mut chat = Chat::open(open::load(opened, options)?, args, sampler)?;
-    match prompt {
+    let hot = if options.hot_set { HotFile::of(&opened) } else { None };
+    let mut chat = Chat::open(open::load(opened, options)?, args, sampler, hot)?;
+    let outcome = match prompt {
         Some(text) => chat.answer(&text),
         None => chat.talk(),
-    }?;
+    };
+    chat.keep_hot_set();
+    outcome?;
     if let Some((path, file)) = receipt {
         chat.write_receipt(path, file)?;
     }

@@ -19,6 +19,7 @@ fn fixtures() -> PathBuf {
 
 fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sakia"));
+    command.env("SAKIA_HOME", env!("CARGO_TARGET_TMPDIR"));
     command.args(args).env_remove("SAKIA_MODEL");
     command
 }

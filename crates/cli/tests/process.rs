@@ -13,6 +13,7 @@ fn root(name: &str) -> PathBuf {
 fn sakia(args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sakia"));
     command.args(args).env_remove("SAKIA_MODEL").current_dir(root(""));
+    command.env("SAKIA_HOME", env!("CARGO_TARGET_TMPDIR"));
     command.output().unwrap()
 }
 
@@ -54,9 +55,12 @@ fn a_long_prompt_stays_under_every_budget() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("ids.txt");
     std::fs::write(&file, ids.join(" ")).unwrap();
-    for (memory, extra) in [("36MiB", "64"), ("44MiB", "64"), ("64MiB", "256")] {
-        let args =
-            ["bench", "--memory", memory, "--pass", extra, "--ids-file", file.to_str().unwrap()];
+    for (memory, pass, lookahead) in
+        [("36MiB", "64", "tap"), ("44MiB", "64", "off"), ("64MiB", "256", "last-token")]
+    {
+        let file = file.to_str().unwrap();
+        let args = ["bench", "--memory", memory, "--pass", pass, "--ids-file", file];
+        let args = [&args[..], &["--lookahead", lookahead]].concat();
         let output = sakia(&[&args[..], &["-p", "880", "-n", "20", "--context", "1024"]].concat());
         assert!(output.status.success(), "{memory}: {}", stderr(&output));
         let receipt: Value = serde_json::from_str(&stdout(&output)).unwrap();
