@@ -72,8 +72,8 @@ impl HotFile {
         if !metadata.is_file() {
             return Err(Unusable::NoFile);
         }
-        let records = engine.network.experts().records();
-        let (n_layers, n_experts) = (records.n_layers() as u32, records.n_experts());
+        let config = engine.network.config();
+        let (n_layers, n_experts) = (config.n_layers, config.n_experts);
         // One byte more than it may have tells one that is too long.
         let most = hot_set::file_bytes(n_layers, n_experts) as u64 + 1;
         let mut bytes = Vec::new();

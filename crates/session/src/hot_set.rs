@@ -175,16 +175,17 @@ impl HotSet {
 }
 
 impl Engine {
-    /// Nothing was used yet, of this model.
+    /// Nothing was used yet, of this model. A draft head's experts are not kept: it is not always loaded.
     pub fn empty_hot_set(&self) -> HotSet {
-        let records = self.network.experts().records();
-        HotSet::empty(records.n_layers() as u32, records.n_experts())
+        let config = self.network.config();
+        HotSet::empty(config.n_layers, config.n_experts)
     }
 
     /// Adds what was used since the engine was loaded, if that is counted.
     pub fn add_uses(&self, to: &mut HotSet) {
         let Some(uses) = self.network.experts().uses() else { return };
         let config = self.network.config();
+        let uses = &uses[..to.heat.len()];
         let chosen: u64 = uses.iter().map(|n| u64::from(*n)).sum();
         to.add(uses, chosen / (u64::from(config.n_layers) * u64::from(config.top_k)).max(1));
     }
