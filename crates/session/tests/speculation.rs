@@ -575,11 +575,12 @@ fn the_demo_models_draft_head_is_right_about_every_second_time() {
     let guesses = Speculation::new(options, 256).with_depth(Depth::Most);
     let sequence = Sequence::open(&mut engine.network).unwrap();
     let mut sequence = sequence.with_speculation(guesses);
-    let prompt = text(&engine, 70);
+    let prompt = words(&npy("ids_chat.npy"), u32::from_le_bytes);
     let [greedy, ..] = samplers();
     let ends = Ends { most: 120, ..FREELY };
     let (_, counters) = say(&mut engine, &mut sequence, &prompt, &greedy, ends);
-    // The model card measured 0.56 on other text. A head that reads the wrong rows is right hardly ever.
-    assert!(5 * counters.accepted > 2 * counters.drafted, "{counters:?}");
-    assert!(counters.plain_passes <= 1 && counters.verify_passes > 60, "{counters:?}");
+    // The model card measured 0.56 on text of all kinds, and this is the easiest. A head that reads the wrong rows is
+    // right hardly ever.
+    assert!(2 * counters.accepted > counters.drafted, "{counters:?}");
+    assert!(counters.plain_passes <= 1 && counters.verify_passes > 40, "{counters:?}");
 }
