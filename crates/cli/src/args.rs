@@ -109,6 +109,9 @@ pub(crate) struct SpeedArgs {
     /// Read experts ahead that the next layer may need: guessed by its router, or those of the token before
     #[arg(long, value_enum, default_value_t = LookaheadKind::Off, value_name = "HOW")]
     pub(crate) lookahead: LookaheadKind,
+    /// In long passes, wait for each layer's router before reading its experts
+    #[arg(long)]
+    pub(crate) no_sweep: bool,
     /// Bypass the page cache when reading experts
     #[arg(long, value_enum, default_value_t = Direct::Auto, value_name = "MODE")]
     pub(crate) direct: Direct,

@@ -66,6 +66,7 @@ pub(crate) fn options(
         options.pass_rows = speed.pass;
         options.policy = speed.policy.into();
         options.lookahead = speed.lookahead.into();
+        options.sweep = !speed.no_sweep;
         options.direct = speed.direct.into();
         options.backend = speed.backend.into();
         options.activations = speed.activations.into();

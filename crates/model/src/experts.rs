@@ -17,7 +17,7 @@ use crate::memory::{copy_of_slot, slot_destination};
 use crate::network::ForwardError;
 pub(crate) use ahead::FLIGHT_BYTES;
 use ahead::{Ahead, Arrival};
-pub use ahead::{AheadCounters, hot_set_bytes};
+pub use ahead::{AheadCounters, hot_set_bytes, sweep_bytes};
 
 /// Pool, store and the records that connect them.
 pub struct ExpertStream {
@@ -47,6 +47,8 @@ pub struct ExpertCounters {
     pub hot_set: AheadCounters,
     /// Reads of guesses.
     pub lookahead: AheadCounters,
+    /// Reads of the next layer's experts in long passes.
+    pub sweep: AheadCounters,
 }
 
 /// A transaction whose reads are in flight.
@@ -81,6 +83,7 @@ impl ExpertStream {
             wait_us: self.wait_us,
             hot_set: self.ahead.hot_set(),
             lookahead: self.ahead.lookahead(),
+            sweep: self.ahead.sweep(),
         }
     }
 
@@ -305,6 +308,7 @@ impl ExpertCounters {
             wait_us: self.wait_us - earlier.wait_us,
             hot_set: self.hot_set.minus(&earlier.hot_set),
             lookahead: self.lookahead.minus(&earlier.lookahead),
+            sweep: self.sweep.minus(&earlier.sweep),
         }
     }
 
@@ -317,6 +321,7 @@ impl ExpertCounters {
             wait_us: self.wait_us + other.wait_us,
             hot_set: self.hot_set.plus(&other.hot_set),
             lookahead: self.lookahead.plus(&other.lookahead),
+            sweep: self.sweep.plus(&other.sweep),
         }
     }
 }

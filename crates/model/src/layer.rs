@@ -44,6 +44,10 @@ pub(crate) struct Pass<'a> {
     pub(crate) routes: Option<&'a mut RouteLog>,
     /// Where rows leave what recurrent updates take, if they may be taken back.
     pub(crate) verify: Option<&'a Inputs>,
+    /// Layers of the trunk.
+    pub(crate) n_layers: u32,
+    /// Whether long passes read a layer's experts before its turn.
+    pub(crate) sweep: bool,
     /// What the next layer may need; not of a draft.
     pub(crate) guesser: Option<&'a mut Guesser>,
 }
@@ -101,6 +105,14 @@ impl Pass<'_> {
         if let Some(guesser) = &self.guesser {
             self.experts.look_ahead(self.backend, guesser.worth_reading());
         }
+    }
+
+    /// The layer behind this one, if the pass is to read its experts ahead: nearly all are chosen when there are twice as
+    /// many choices as experts.
+    pub(crate) fn next_swept(&self, layer: LayerIndex) -> Option<LayerIndex> {
+        let router = self.geometry.router;
+        let swept = self.sweep && self.n_rows * router.top_k >= 2 * router.n_experts;
+        (swept && layer.0 + 1 < self.n_layers).then(|| LayerIndex(layer.0 + 1))
     }
 
     /// A block's input from the residual into `x`.

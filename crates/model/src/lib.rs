@@ -21,7 +21,7 @@ mod ngram;
 mod routes;
 mod streams;
 
-pub use experts::{AheadCounters, ExpertCounters, ExpertStream, hot_set_bytes};
+pub use experts::{AheadCounters, ExpertCounters, ExpertStream, hot_set_bytes, sweep_bytes};
 pub use load::LoadError;
 pub use lookahead::{Lookahead, LookaheadCounters};
 pub use memory::{

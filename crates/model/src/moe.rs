@@ -62,13 +62,17 @@ pub(crate) fn run(
     }
     pass.experts.select(layer, pass.backend.routes(router));
     let guessed = pass.guess(layer);
+    let swept = pass.next_swept(layer);
     // What is resident is pinned before a guess may evict.
     let mut first = match found {
-        Moe::AllResident if !guessed => None,
+        Moe::AllResident if !guessed && swept.is_none() => None,
         Moe::AllResident | Moe::Missing => pass.experts.fetch(pass.backend, layer)?,
     };
     if guessed {
         pass.look_ahead();
+    }
+    if let Some(next) = swept {
+        pass.experts.sweep(pass.backend, next);
     }
     if let (Some(buffers), Some(weights)) = (shared, &weights.shared) {
         record_shared(pass, buffers, weights);

@@ -182,6 +182,8 @@ pub struct NetworkOptions {
     pub verify_rows: usize,
     /// How the next layer's experts are guessed while a token is decoded.
     pub lookahead: Lookahead,
+    /// Whether long passes read a layer's experts while the layer before it computes.
+    pub sweep: bool,
 }
 
 /// Which rows of a pass give logits.
@@ -434,6 +436,8 @@ impl Network {
             n_rows,
             routes: self.routes.as_mut(),
             verify: self.verify.as_ref().filter(|_| verifying).map(Verify::inputs),
+            n_layers: self.config.n_layers,
+            sweep: self.options.sweep,
             guesser: Some(&mut self.guesser),
         };
         let (table, h, x) = (self.weights.embed, self.buffers.h, self.buffers.x);

@@ -83,6 +83,8 @@ pub struct EngineOptions {
     pub hot_set: bool,
     /// How the next layer's experts are guessed while a token is decoded.
     pub lookahead: Lookahead,
+    /// Whether long passes read a layer's experts while the layer before it computes.
+    pub sweep: bool,
 }
 
 impl EngineOptions {
@@ -106,6 +108,7 @@ impl EngineOptions {
             speculation: SpeculationOptions::default(),
             hot_set: false,
             lookahead: Lookahead::Off,
+            sweep: true,
         }
     }
 
@@ -235,6 +238,7 @@ impl OpenModel {
                 .chain(self.staging(options))
                 .chain(self.hot_set(options))
                 .chain(self.lookahead(options))
+                .chain(self.sweep(options))
                 .collect(),
             kv_bytes_per_token: Bytes(model::kv_bytes_per_token(config, options.kv) + draft_kv),
             // The running state and the one that the next turn starts from.
@@ -336,6 +340,12 @@ impl OpenModel {
         (options.lookahead != Lookahead::Off).then(|| Term::new(name, Bytes(bytes)))
     }
 
+    /// Memory of a layer's reads before its turn.
+    fn sweep(&self, options: &EngineOptions) -> Option<Term> {
+        let bytes = model::sweep_bytes(self.model.records.n_experts());
+        options.sweep.then(|| Term::new("reads of the next layer", Bytes(bytes)))
+    }
+
     /// Memory of uses, of their file, and of reads in idle time.
     fn hot_set(&self, options: &EngineOptions) -> Option<Term> {
         let records = self.records(options);
@@ -407,6 +417,7 @@ impl Engine {
             draft: options.loads_draft(),
             verify_rows: options.speculation.rows() as usize,
             lookahead: options.lookahead,
+            sweep: options.sweep,
         };
         let backend = backend(&options);
         let network = Network::load(&model, backend, stream, ngrams, network_options, progress)?;

@@ -58,6 +58,9 @@ pub struct Receipt {
     /// Reads of often used experts in idle time, since the model was loaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hot_set: Option<AheadReceipt>,
+    /// Reads of the next layer's experts in long passes, since the model was loaded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sweep: Option<AheadReceipt>,
     /// Guesses of the next layer's experts, since the model was loaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lookahead: Option<LookaheadReceipt>,
@@ -261,6 +264,12 @@ impl Receipt {
             generated_tokens: output.len() as u64,
             output_hash: hash_tokens(output),
             written_bytes: written_bytes().saturating_sub(engine.written_before),
+            sweep: engine
+                .options
+                .sweep
+                .then(|| engine.network.experts().counters().sweep)
+                .filter(|sweep| sweep.issued > 0)
+                .map(Into::into),
             hot_set: engine
                 .options
                 .hot_set

@@ -266,3 +266,93 @@ fn nothing_is_read_ahead_into_the_smallest_pool() {
     let issued = engine.network.experts().counters().hot_set.issued;
     assert!(issued <= u64::from((top_k + 1).saturating_sub(4)), "{issued}");
 }
+
+/// Logits of every position of a prompt that is read in long passes.
+fn read(engine: &mut Engine, tokens: &[u32]) -> Result<Vec<f32>, GenerateError> {
+    let mut sequence = Sequence::open(&mut engine.network)?;
+    let mut all = Vec::new();
+    let prompt = Prompt { every_row: true, ..Prompt::new(tokens, 128) };
+    sequence.prefill(&mut engine.network, &prompt, &mut |_, row| all.extend_from_slice(row))?;
+    Ok(all)
+}
+
+/// Slots for all experts but those of a layer or two, so that long passes sweep and experts come and go.
+fn swept(engine: &Engine) -> u32 {
+    let config = engine.network.config();
+    (config.n_layers * config.n_experts).saturating_sub(config.n_experts + 1).max(config.top_k + 1)
+}
+
+#[test]
+fn output_never_depends_on_sweeps() {
+    let mut swept_models = 0;
+    for (path, tokens) in subjects() {
+        let once = EngineOptions { sweep: false, ..usual() };
+        let (expected, few) = {
+            let mut engine = load(&path, once.clone());
+            (read(&mut engine, &tokens).unwrap(), swept(&engine))
+        };
+        let mut issued = 0;
+        for backend in [BackendKind::Cpu, BackendKind::Deferred] {
+            for slots in [20, few] {
+                let options = EngineOptions { backend, slots: Some(slots), ..usual() };
+                let mut engine = load(&path, options);
+                for _ in 0..2 {
+                    let got = read(&mut engine, &tokens).unwrap();
+                    assert!(got == expected, "{} {backend:?} {slots}", path.display());
+                }
+                issued += engine.network.experts().counters().sweep.issued;
+            }
+        }
+        swept_models += u32::from(issued > 0);
+    }
+    assert!(swept_models > 0, "some pools have room for whole layers");
+}
+
+#[test]
+fn a_sweep_reads_what_the_next_layer_takes() {
+    let tokens = words(&npy("ids_prose.npy"), u32::from_le_bytes);
+    let few = swept(&load(&demo(), usual()));
+    let of = |sweep| {
+        let mut engine = load(&demo(), EngineOptions { sweep, slots: Some(few), ..usual() });
+        read(&mut engine, &tokens[..tokens.len().min(400)]).unwrap();
+        engine.network.experts().counters()
+    };
+    let (with, without) = (of(true), of(false));
+    assert_eq!(without.sweep, AheadCounters::default());
+    let AheadCounters { issued, used, cancelled, failed, .. } = with.sweep;
+    assert!(used * 10 > issued * 5, "{:?}", with.sweep);
+    assert!(used + cancelled + failed <= issued);
+    assert_eq!(with.pool.adopted, used);
+    assert_eq!(with.pool.lookups, without.pool.lookups);
+}
+
+#[test]
+fn a_swept_read_that_fails_is_no_error() {
+    let tokens = words(&npy("ids_prose.npy"), u32::from_le_bytes);
+    let tokens = &tokens[..tokens.len().min(256)];
+    let expected = read(&mut load(&demo(), EngineOptions { sweep: false, ..usual() }), tokens);
+    let expected = expected.unwrap();
+    let few = swept(&load(&demo(), usual()));
+    let with_faults = |faults| EngineOptions { faults: Some(faults), slots: Some(few), ..usual() };
+    let all = FaultPlan::default();
+    assert!(read(&mut load(&demo(), with_faults(all.clone())), tokens).unwrap() == expected);
+    let (mut harmless, mut errors) = (0, 0);
+    for nth in (0..all.reads()).step_by(97) {
+        let faults = FaultPlan::nth(nth, FaultKind::Error(5));
+        // Before the first layer, resident weights are read; they have to be there.
+        let opened = OpenModel::open(&demo()).unwrap();
+        let Ok(mut engine) = Engine::load(opened, with_faults(faults.clone()), &mut |_| {}) else {
+            continue;
+        };
+        match read(&mut engine, tokens) {
+            Ok(got) => {
+                assert!(got == expected, "read {nth}");
+                harmless += faults.fired();
+            }
+            Err(_) => errors += 1,
+        }
+        assert!(read(&mut engine, tokens).unwrap() == expected, "no slot was lost");
+    }
+    assert!(harmless > 0, "some of the reads were swept");
+    assert!(errors > 0, "others were not");
+}

@@ -15,6 +15,11 @@ pub(crate) struct VictimSearch {
     layers_back: usize,
 }
 
+impl VictimSearch {
+    /// All layers, beginning with the one that asks.
+    pub(crate) const FROM_THE_LAYER: Self = Self { layers_back: 0 };
+}
+
 impl<P: Policy> SlotPool<P> {
     /// Where the search for victims begins: at the layer itself in a small pool, else past all layers.
     ///
@@ -41,6 +46,19 @@ impl<P: Policy> SlotPool<P> {
         if let Some(slot) = self.class_mut(key.layer).free.pop_back() {
             return Some(slot);
         }
+        self.find_by_turn(key, completed, search)
+            .or_else(|| self.find_victim(key, completed, |_, shielded| !shielded))
+            // A forecast is a hint: what is needed now outranks it.
+            .or_else(|| self.find_victim(key, completed, |_, _| true))
+    }
+
+    /// An unshielded victim of the layer whose turn is furthest away, as far as `search` has layers left.
+    pub(crate) fn find_by_turn(
+        &mut self,
+        key: ExpertKey,
+        completed: Epoch,
+        search: &mut VictimSearch,
+    ) -> Option<SlotIndex> {
         let n_layers = self.resident.len();
         while search.layers_back < n_layers {
             let layer = (key.layer.get() + n_layers - search.layers_back) % n_layers;
@@ -54,9 +72,7 @@ impl<P: Policy> SlotPool<P> {
             }
             search.layers_back += 1;
         }
-        self.find_victim(key, completed, |_, shielded| !shielded)
-            // A forecast is a hint: what is needed now outranks it.
-            .or_else(|| self.find_victim(key, completed, |_, _| true))
+        None
     }
 
     /// A slot of the class of `key` whose expert nobody uses and which `may_go(key there, whether shielded)`.

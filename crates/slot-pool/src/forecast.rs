@@ -2,6 +2,7 @@
 
 use units::{Epoch, ExpertKey, SlotIndex};
 
+use crate::choose::VictimSearch;
 use crate::policy::Policy;
 use crate::pool::{Reader, Slot, SlotPool, Stay};
 use crate::transaction::Load;
@@ -55,6 +56,24 @@ impl<P: Policy> SlotPool<P> {
     /// # Panics
     /// If there is no such expert or a reservation is open.
     pub fn reserve(&mut self, key: ExpertKey, completed: Epoch) -> Option<Load> {
+        self.reserve_from(key, |pool| pool.find_victim(key, completed, |_, shielded| !shielded))
+    }
+
+    /// The same for a pass that needs about all experts of layer after layer: its victim is of the layer whose turn is
+    /// furthest away, that of `key` counted as the first of all. So what a layer has just used makes room for the next.
+    ///
+    /// # Panics
+    /// As [`Self::reserve`].
+    pub fn reserve_by_turn(&mut self, key: ExpertKey, completed: Epoch) -> Option<Load> {
+        let mut search = VictimSearch::FROM_THE_LAYER;
+        self.reserve_from(key, |pool| pool.find_by_turn(key, completed, &mut search))
+    }
+
+    fn reserve_from(
+        &mut self,
+        key: ExpertKey,
+        victim: impl FnOnce(&mut Self) -> Option<SlotIndex>,
+    ) -> Option<Load> {
         self.assert_settled();
         let class = self.class(key.layer);
         let allowed = class.slots.len() / FORECAST_SHARE;
@@ -62,7 +81,7 @@ impl<P: Policy> SlotPool<P> {
             return None;
         }
         let free = self.class_mut(key.layer).free.pop_back();
-        let slot = free.or_else(|| self.find_victim(key, completed, |_, shielded| !shielded));
+        let slot = free.or_else(|| victim(self));
         let Some(slot) = slot else {
             self.policy.undo();
             return None;

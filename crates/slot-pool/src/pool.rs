@@ -143,6 +143,14 @@ impl<P: Policy> SlotPool<P> {
         self.counters
     }
 
+    /// Slots in which experts of a layer may sit; it shares them with layers of the same record size.
+    ///
+    /// # Panics
+    /// If there is no such layer.
+    pub fn slots_for(&self, layer: LayerIndex) -> usize {
+        self.class(layer).slots.len()
+    }
+
     /// The slot of a ready expert.
     ///
     /// # Panics

@@ -9,12 +9,16 @@ use std::time::Instant;
 use compute::backend::Backend;
 use expert_store::{Completion, Priority, Store, Ticket};
 use slot_pool::{Load, Transaction};
-use units::{ExpertKey, SlotIndex};
+use units::{ExpertIndex, ExpertKey, LayerIndex, SlotIndex};
 
 use super::ExpertStream;
 
 /// Most reads of a hot set that are in flight at a time.
 const MOST_PRELOADS: usize = 2048;
+
+/// Whole layers for which there must be slots before one is read ahead of its turn: that one, the one at hand, and one
+/// that keeps what it has. With fewer, layers would take each other's slots.
+const SWEPT_LAYERS: usize = 3;
 
 /// Memory of one read in flight, here and in the store, all in all less than this.
 pub(crate) const FLIGHT_BYTES: usize = 512;
@@ -29,6 +33,8 @@ pub(crate) enum Reason {
     HotSet,
     /// The next layer may need it.
     Lookahead,
+    /// The pass is so long that the next layer needs about all experts.
+    Sweep,
 }
 
 /// Reads of one reason since the start.
@@ -109,7 +115,10 @@ pub(super) struct Ahead {
     unused: Vec<Option<Reason>>,
     hot_set: AheadCounters,
     lookahead: AheadCounters,
+    sweep: AheadCounters,
     pace: Pace,
+    /// Whether a layer is shielded for its sweep.
+    sweeping: bool,
     /// What is shielded; kept for its allocation.
     shielded: Vec<ExpertKey>,
 }
@@ -122,7 +131,9 @@ impl Ahead {
             unused: vec![None; n_keys],
             hot_set: AheadCounters::default(),
             lookahead: AheadCounters::default(),
+            sweep: AheadCounters::default(),
             pace: Pace::default(),
+            sweeping: false,
             shielded: Vec::new(),
         }
     }
@@ -133,6 +144,10 @@ impl Ahead {
 
     pub(super) const fn lookahead(&self) -> AheadCounters {
         self.lookahead
+    }
+
+    pub(super) const fn sweep(&self) -> AheadCounters {
+        self.sweep
     }
 
     /// A layer asks for experts.
@@ -149,6 +164,7 @@ impl Ahead {
         match reason {
             Reason::HotSet => &mut self.hot_set,
             Reason::Lookahead => &mut self.lookahead,
+            Reason::Sweep => &mut self.sweep,
         }
     }
 }
@@ -208,6 +224,11 @@ pub fn hot_set_bytes(n_keys: u64) -> u64 {
     keys + n_keys.min(MOST_PRELOADS as u64) * FLIGHT_BYTES as u64
 }
 
+/// Memory of the reads of a whole layer.
+pub fn sweep_bytes(n_experts: u32) -> u64 {
+    u64::from(n_experts) * (FLIGHT_BYTES + size_of::<ExpertKey>()) as u64
+}
+
 impl ExpertStream {
     /// Puts experts in flight in idle time, in this order, as long as slots are free. The next pass ends it.
     pub(crate) fn preload(&mut self, backend: &mut dyn Backend, order: &[ExpertKey]) {
@@ -241,8 +262,12 @@ impl ExpertStream {
         true
     }
 
-    /// A pass begins, and with it idle time is over: what has not begun is given up.
+    /// A pass begins, and with it idle time is over: what has not begun is given up, and what an earlier pass swept is
+    /// spared no longer.
     pub(crate) fn end_idle(&mut self, backend: &mut dyn Backend) {
+        if std::mem::take(&mut self.ahead.sweeping) {
+            self.shield(std::iter::empty());
+        }
         if !self.ahead.flights.is_empty() {
             self.collect(backend);
             self.give_up();
@@ -281,6 +306,27 @@ impl ExpertStream {
                     self.leaves(backend, evicted);
                 }
                 self.read_ahead(backend, &load, Reason::Lookahead);
+            }
+        }
+    }
+
+    /// Puts all experts of a layer in flight that are not there, in the order of the file, while the layer before it
+    /// computes: the disk need not wait for a router that will choose about all of them.
+    pub(crate) fn sweep(&mut self, backend: &mut dyn Backend, layer: LayerIndex) {
+        self.give_up();
+        if self.pool.slots_for(layer) < SWEPT_LAYERS * self.records.n_experts() as usize {
+            return;
+        }
+        self.ahead.sweeping = true;
+        let experts = (0..self.records.n_experts())
+            .map(move |expert| ExpertKey { layer, expert: ExpertIndex(expert) });
+        self.shield(experts.clone());
+        for key in experts {
+            if let Some(load) = self.pool.reserve_by_turn(key, backend.completed()) {
+                if let Some(evicted) = load.evicted {
+                    self.leaves(backend, evicted);
+                }
+                self.read_ahead(backend, &load, Reason::Sweep);
             }
         }
     }

@@ -396,6 +396,8 @@ impl Network {
             n_rows,
             routes: None,
             verify: None,
+            n_layers: self.config.n_layers,
+            sweep: false,
             guesser: None,
         };
         let (source, norm) = match from {

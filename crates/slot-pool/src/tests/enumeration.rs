@@ -25,7 +25,9 @@ fn actions(n_layers: u32, n_experts: u32, n_txs: usize) -> Vec<Action> {
         }
         for expert in 0..n_experts {
             actions.push(Action::Touch { layer, set: 1 << expert, until: 1 });
-            actions.push(Action::Reserve { layer, expert, completed: 0 });
+            for by_turn in [false, true] {
+                actions.push(Action::Reserve { layer, expert, completed: 0, by_turn });
+            }
             actions.push(Action::Arrive { layer, expert });
             actions.push(Action::Cancel { layer, expert });
         }

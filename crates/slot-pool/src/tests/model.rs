@@ -200,7 +200,7 @@ fn action() -> impl Strategy<Value = Action> {
             8 => Action::Finish { tx, until: epoch },
             9 => Action::Abort { tx, until: epoch },
             10 => Action::Touch { layer, set: 1 << expert, until: epoch },
-            11 => Action::Reserve { layer, expert, completed: epoch },
+            11 => Action::Reserve { layer, expert, completed: epoch, by_turn: tx == 0 },
             12 => Action::Arrive { layer, expert },
             13 => Action::Preload { layer, expert },
             _ if nth == 0 => Action::Cancel { layer, expert },

@@ -401,3 +401,38 @@ fn a_forgotten_transaction_is_a_bug() {
     let mut pool = pool(1, 8, 4, PolicyKind::Clock);
     drop(pool.begin(LayerIndex(0), &experts(&[3]), Epoch(0)));
 }
+
+#[test]
+fn a_layer_that_is_read_before_its_turn_takes_what_the_layers_before_it_have_used() {
+    for policy in POLICIES {
+        let mut pool = pool(6, 4, 16, policy);
+        let all = [0, 1, 2, 3];
+        (0..4).for_each(|layer| drop(serve(&mut pool, layer, &all, Epoch(0))));
+        let mut tx = pool.begin(LayerIndex(4), &experts(&all), Epoch(0)).unwrap();
+        assert!(tx.loads.iter().all(|load| load.evicted.unwrap().layer == LayerIndex(3)));
+        pool.start(&mut tx);
+        pool.shield(&all.map(|expert| key(5, expert)));
+        for expert in all {
+            // Layer 4 is in use, and layer 3 has nothing left.
+            let load = pool.reserve_by_turn(key(5, expert), Epoch(0)).unwrap();
+            assert_eq!(load.evicted.unwrap().layer, LayerIndex(2));
+        }
+        assert_eq!(pool.reserve_by_turn(key(5, 0), Epoch(0)), None, "it is on its way");
+        for expert in all {
+            pool.publish(&mut tx, key(4, expert));
+            pool.publish_speculative(key(5, expert));
+        }
+        pool.finish(tx, Epoch(0));
+        assert!(serve(&mut pool, 5, &all, Epoch(0)).concat().is_empty(), "nothing is left to read");
+        let expected = PoolCounters {
+            lookups: 24,
+            misses: 20,
+            adopted: 4,
+            evictions: 8,
+            speculative: 4,
+            ..PoolCounters::default()
+        };
+        assert_eq!(pool.counters(), expected);
+        pool.check_invariants();
+    }
+}

@@ -38,6 +38,7 @@ pub(super) enum Action {
         layer: u32,
         expert: u32,
         completed: u64,
+        by_turn: bool,
     },
     Preload {
         layer: u32,
@@ -106,8 +107,8 @@ impl World {
             Action::Touch { layer, set, until } => {
                 self.touch(LayerIndex(layer), &experts_of(set), Epoch(until))
             }
-            Action::Reserve { layer, expert, completed } => {
-                self.reserve(ExpertKey::new(layer, expert), Epoch(completed))
+            Action::Reserve { layer, expert, completed, by_turn } => {
+                self.reserve(ExpertKey::new(layer, expert), Epoch(completed), by_turn)
             }
             Action::Preload { layer, expert } => self.preload(ExpertKey::new(layer, expert)),
             Action::Arrive { layer, expert } => {
@@ -206,9 +207,10 @@ impl World {
         resident
     }
 
-    fn reserve(&mut self, key: ExpertKey, completed: Epoch) -> bool {
+    fn reserve(&mut self, key: ExpertKey, completed: Epoch, by_turn: bool) -> bool {
         let before = self.pool.clone();
-        let Some(load) = self.pool.reserve(key, completed) else {
+        let reserve = if by_turn { SlotPool::reserve_by_turn } else { SlotPool::reserve };
+        let Some(load) = reserve(&mut self.pool, key, completed) else {
             assert_eq!(self.pool, before, "a refusal changes nothing");
             return true;
         };
