@@ -105,6 +105,9 @@ pub(crate) struct SpeedArgs {
     /// Bypass the page cache when reading experts
     #[arg(long, value_enum, default_value_t = Direct::Auto, value_name = "MODE")]
     pub(crate) direct: Direct,
+    /// Reads at the disk at once [default: measured when a large model is first run from a disk]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=expert_store::MAX_THREADS as i64), allow_negative_numbers = true)]
+    pub(crate) read_threads: Option<u16>,
     /// Which implementation computes
     #[arg(long, value_enum, default_value_t = BackendName::Cpu, value_name = "BACKEND")]
     pub(crate) backend: BackendName,

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use hub::Store;
 use memory_plan::Budget;
-use session::{Engine, EngineOptions, OpenModel};
+use session::{Engine, EngineOptions, OpenModel, Reads, Unknown};
 
 use crate::args::{MemoryArgs, ModelArgs, SpeedArgs};
 use crate::{demo, report};
@@ -66,6 +66,7 @@ pub(crate) fn options(
         options.pass_rows = speed.pass;
         options.policy = speed.policy.into();
         options.direct = speed.direct.into();
+        options.reads = speed.read_threads.map(|threads| Reads::with_threads(threads.into()));
         options.backend = speed.backend.into();
         options.activations = speed.activations.into();
     }
@@ -94,8 +95,20 @@ pub(crate) fn remark(opened: &OpenModel, options: &EngineOptions) {
     }
 }
 
+/// How the disk of this model is read, unless a flag says it: as remembered, or measured now.
+pub(crate) fn find_reads(opened: &OpenModel, options: &mut EngineOptions, unknown: Unknown) {
+    if options.reads.is_none() {
+        // Without a home everything works, only nothing is remembered.
+        let store = Store::from_environment(&|name| std::env::var_os(name)).ok();
+        let folder = store.map(|store| store.root().join("disks"));
+        let note = &mut |line: &str| report::note(line);
+        options.reads = Some(opened.reads(options, folder.as_deref(), unknown, note));
+    }
+}
+
 /// Plans and loads, with a bar on a terminal.
-pub(crate) fn load(opened: OpenModel, options: EngineOptions) -> Result<Engine> {
+pub(crate) fn load(opened: OpenModel, mut options: EngineOptions) -> Result<Engine> {
+    find_reads(&opened, &mut options, Unknown::Probe);
     remark(&opened, &options);
     for note in options.budget.notes() {
         report::note(&format!("note: {note}"));

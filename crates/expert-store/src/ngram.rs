@@ -143,7 +143,10 @@ impl NgramStore {
         let most = max_tokens * heads;
         let row_bytes = table.row_bytes();
         Ok(Self {
-            store: Store::open(files, StoreOptions { threads: THREADS, direct, faults })?,
+            store: Store::open(
+                files,
+                StoreOptions { threads: THREADS, direct, faults, ..StoreOptions::default() },
+            )?,
             state: State::Nothing,
             cache: RowCache::new(cache_rows.min(table.rows() as usize), row_bytes),
             table,

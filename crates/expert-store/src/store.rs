@@ -16,7 +16,7 @@ use crate::reader::faulty::{FaultPlan, FaultyReader};
 use crate::reader::pread::PreadReader;
 use crate::request::{Completion, Priority, ReadRequest, Ticket};
 use crate::schedule::{Claim, Reply};
-use crate::transfer::{STAGING_BYTES, Transfer};
+use crate::transfer::{STAGING_BYTES, Staging, Transfer};
 
 /// Reader threads unless asked otherwise: enough to keep a disk busy at the piece sizes of experts, few enough that
 /// the first record of a layer arrives early (`examples/read_rate.rs` shows both for a disk).
@@ -33,6 +33,8 @@ const STACK_BYTES: usize = 256 << 10;
 pub struct StoreOptions {
     /// Reader threads, 1 to [`MAX_THREADS`]: as many reads are at the disk at once.
     pub threads: usize,
+    /// Pieces that are much longer are read in parts of about this many bytes, by several threads; none is by default.
+    pub part_bytes: u64,
     /// Whether reads may go past the page cache.
     pub direct: DirectMode,
     /// Reads that fail on purpose: for tests.
@@ -41,7 +43,12 @@ pub struct StoreOptions {
 
 impl Default for StoreOptions {
     fn default() -> Self {
-        Self { threads: DEFAULT_THREADS, direct: DirectMode::Auto, faults: None }
+        Self {
+            threads: DEFAULT_THREADS,
+            part_bytes: u64::MAX,
+            direct: DirectMode::Auto,
+            faults: None,
+        }
     }
 }
 
@@ -61,7 +68,7 @@ impl Store {
     /// # Errors
     /// A path that is not a readable regular file, or threads that cannot be started; see [`StoreError`].
     pub fn open(files: &[PathBuf], options: StoreOptions) -> Result<Self, StoreError> {
-        let StoreOptions { threads, direct, faults } = options;
+        let StoreOptions { threads, part_bytes, direct, faults } = options;
         if !(1..=MAX_THREADS).contains(&threads) {
             return Err(StoreError::ThreadCount { found: threads, most: MAX_THREADS });
         }
@@ -74,7 +81,7 @@ impl Store {
         };
         let transfer = Arc::new(Transfer { files: Arc::clone(&files), reader });
         // Threads are added to the store, so that an error on the way ends those that run.
-        let queue = Arc::new(Queue::new(threads));
+        let queue = Arc::new(Queue::new(threads, part_bytes));
         let mut store = Self { files, queue, threads: Vec::with_capacity(threads) };
         for index in 0..threads {
             let (queue, transfer) = (Arc::clone(&store.queue), Arc::clone(&transfer));
@@ -151,8 +158,8 @@ impl Store {
         self.threads.len()
     }
 
-    /// Most memory that a store holds for staging: one buffer a thread, while resident tensors are read, and always when
-    /// experts are put together from several runs of bytes.
+    /// Most memory that a store holds for staging: one buffer a thread, while resident tensors are read, and for good
+    /// when experts are put together from several runs of bytes.
     pub const fn staging_bytes(threads: usize) -> u64 {
         (threads * STAGING_BYTES) as u64
     }
@@ -189,10 +196,20 @@ impl Drop for Store {
 /// The life of a reader thread.
 fn serve(queue: &Queue, transfer: &Transfer) {
     let mut staging = None;
-    while let Some(mut job) = queue.take() {
+    loop {
+        let Some(mut job) = queue.try_take().or_else(|| {
+            // Resident tensors are done for now, and the plan may count on this memory.
+            staging.take_if(|staging: &mut Staging| !staging.for_experts);
+            queue.take()
+        }) else {
+            return;
+        };
         let alarm = Alarm { queue, claim: job.claim };
         let outcome = transfer.run(&job.piece, &mut job.window, &mut staging);
         std::mem::forget(alarm);
+        if let Some(staging) = &mut staging {
+            staging.for_experts = !job.resident;
+        }
         queue.finish(job, outcome);
     }
 }

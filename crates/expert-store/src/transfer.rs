@@ -35,11 +35,13 @@ pub(crate) struct Staging {
     /// With room to move the start up to the next multiple.
     memory: Vec<u8>,
     len: usize,
+    /// Whether an expert was the last to need it, so that the next one will.
+    pub(crate) for_experts: bool,
 }
 
 impl Staging {
     pub(crate) fn with_bytes(len: usize) -> Self {
-        Self { memory: vec![0; len + ALIGN], len }
+        Self { memory: vec![0; len + ALIGN], len, for_experts: false }
     }
 
     pub(crate) fn bytes(&mut self) -> &mut [u8] {

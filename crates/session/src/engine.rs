@@ -17,6 +17,7 @@ use model::{ExpertStream, ForwardError, LoadError, Network, NetworkOptions};
 use slot_pool::{ClassSpec, PolicyKind, PoolError, PoolSpec, SlotPool};
 use units::{Bytes, ExpertKey, LayerIndex};
 
+use crate::reads::Reads;
 use crate::sequence::{GRID, Sequence};
 use crate::speculate::{MOST_GUESSES, Speculation, SpeculationOptions};
 use crate::tokenizer::{Tokenizer, TokenizerError};
@@ -68,8 +69,10 @@ pub struct EngineOptions {
     pub slots: Option<u32>,
     /// Rows of the n-gram table to keep, of a model that has one.
     pub ngram_rows: u32,
-    /// How the files are read.
+    /// Whether the files are read past the page cache.
     pub direct: DirectMode,
+    /// How many reads at a time, and how long ones; the default when absent.
+    pub reads: Option<Reads>,
     /// Reads that fail on purpose: for tests.
     pub faults: Option<FaultPlan>,
     /// Most rows of logits at once: 1 to generate.
@@ -95,6 +98,7 @@ impl EngineOptions {
             slots: None,
             ngram_rows: NGRAM_ROWS,
             direct: DirectMode::Auto,
+            reads: None,
             faults: None,
             logit_rows: 1,
             draft: false,
@@ -311,7 +315,7 @@ impl OpenModel {
     /// Memory in which the readers put experts together. Where experts land in place, the buffers are gone once the
     /// resident weights are read.
     fn staging(&self, options: &EngineOptions) -> Option<Term> {
-        let bytes = Bytes(Store::staging_bytes(StoreOptions::default().threads));
+        let bytes = Bytes(Store::staging_bytes(options.reads.unwrap_or_default().model.threads));
         self.records(options).are_put_together().then(|| Term::new("staging of experts", bytes))
     }
 }
@@ -348,10 +352,12 @@ impl Engine {
         let records = opened.records(&options).into_owned();
         let OpenModel { path, checkpoint, model, tokenizer } = opened;
         let files: Vec<PathBuf> = checkpoint.files.iter().map(|f| f.path.clone()).collect();
+        let reads = options.reads.unwrap_or_default().model;
         let store_options = StoreOptions {
+            threads: reads.threads,
+            part_bytes: reads.part_bytes,
             direct: options.direct,
             faults: options.faults.clone(),
-            ..StoreOptions::default()
         };
         let store = Store::open(&files, store_options)?;
         let pool = SlotPool::new(pool_spec(&records, &plan), options.policy)?;

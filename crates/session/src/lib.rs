@@ -5,6 +5,7 @@
 mod engine;
 mod generate;
 mod parity;
+mod reads;
 pub mod receipt;
 mod sampler;
 mod sequence;
@@ -18,6 +19,7 @@ pub use generate::{
     Finish, Forced, ForcedOutcome, GenerateError, Generated, Limits, LogitsRun, generate,
 };
 pub use parity::{ExpertKind, Parity, ParityError, ParityResult};
+pub use reads::{Reads, Unknown};
 pub use receipt::Receipt;
 pub use sampler::{Sampler, SamplerConfig, SamplerError};
 pub use sequence::{GRID, Phase, Prompt, Sequence};

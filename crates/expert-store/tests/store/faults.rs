@@ -14,7 +14,12 @@ const EAGAIN: i32 = libc::EAGAIN;
 const EIO: i32 = libc::EIO;
 
 fn faulty(files: &TestFiles, direct: DirectMode, threads: usize, plan: &FaultPlan) -> Store {
-    files.store(StoreOptions { threads, direct, faults: Some(plan.clone()) })
+    files.store(StoreOptions {
+        threads,
+        direct,
+        faults: Some(plan.clone()),
+        ..StoreOptions::default()
+    })
 }
 
 fn loads() -> Vec<Load> {

@@ -5,5 +5,6 @@ mod bytes;
 mod faults;
 mod files;
 mod ngram;
+mod probe;
 #[cfg(test)]
 mod support;

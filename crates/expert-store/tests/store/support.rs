@@ -76,7 +76,7 @@ pub(crate) fn write(path: &Path, content: &[u8]) {
 }
 
 pub(crate) fn options(direct: DirectMode, threads: usize) -> StoreOptions {
-    StoreOptions { threads, direct, faults: None }
+    StoreOptions { threads, direct, ..StoreOptions::default() }
 }
 
 /// Page-aligned memory that starts blank.
