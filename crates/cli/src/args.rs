@@ -108,6 +108,9 @@ pub(crate) struct SpeedArgs {
     /// Reads at the disk at once [default: measured when a large model is first run from a disk]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=expert_store::MAX_THREADS as i64), allow_negative_numbers = true)]
     pub(crate) read_threads: Option<u16>,
+    /// Folder with copies of some or all files of the model, on another disk; may be given several times
+    #[arg(long, value_name = "DIR")]
+    pub(crate) mirror: Vec<PathBuf>,
     /// Which implementation computes
     #[arg(long, value_enum, default_value_t = BackendName::Cpu, value_name = "BACKEND")]
     pub(crate) backend: BackendName,

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use hub::Store;
 use memory_plan::Budget;
-use session::{Engine, EngineOptions, OpenModel, Reads, Unknown};
+use session::{Engine, EngineOptions, MirrorOptions, OpenModel, Reads, Unknown};
 
 use crate::args::{MemoryArgs, ModelArgs, SpeedArgs};
 use crate::{demo, report};
@@ -59,6 +59,7 @@ pub(crate) fn options(
     options.context = memory.context.or((demo_budget && wanted.is_some()).then_some(demo::CONTEXT));
     options.kv = memory.kv.into();
     options.slots = memory.slots;
+    options.notice = Some(report::note);
     if let Some(speed) = speed {
         if let Some(threads) = speed.threads {
             options.threads = usize::from(threads);
@@ -67,6 +68,8 @@ pub(crate) fn options(
         options.policy = speed.policy.into();
         options.direct = speed.direct.into();
         options.reads = speed.read_threads.map(|threads| Reads::with_threads(threads.into()));
+        let mirror = |folder: &PathBuf| MirrorOptions { folder: folder.clone(), faults: None };
+        options.mirrors = speed.mirror.iter().map(mirror).collect();
         options.backend = speed.backend.into();
         options.activations = speed.activations.into();
     }

@@ -22,6 +22,24 @@ pub enum StoreError {
         /// What the system says.
         source: io::Error,
     },
+    /// A mirror's file is not as long as the file that it should be a copy of.
+    #[error("{} has {found} bytes, the file that it should be a copy of has {needed}", path.display())]
+    NotACopy {
+        /// The file of the mirror.
+        path: PathBuf,
+        /// Its bytes.
+        found: u64,
+        /// Bytes of the other.
+        needed: u64,
+    },
+    /// More disks than make sense.
+    #[error("{found} mirrors were given; at most {most} are possible")]
+    MirrorCount {
+        /// What was asked for.
+        found: usize,
+        /// [`MAX_DISKS`](crate::MAX_DISKS), less one.
+        most: usize,
+    },
     /// A number of reader threads that makes no sense.
     #[error("{found} reader threads were asked for; 1 to {most} are possible")]
     ThreadCount {

@@ -87,6 +87,15 @@ impl OpenFile {
         self.version.bytes
     }
 
+    /// Whether it has as many bytes as what it is a copy of.
+    pub(crate) fn check_size(&self, needed: u64) -> Result<(), StoreError> {
+        let found = self.version.bytes;
+        if found == needed {
+            return Ok(());
+        }
+        Err(StoreError::NotACopy { path: self.path.clone(), found, needed })
+    }
+
     pub(crate) fn status(&self) -> FileStatus {
         FileStatus { path: self.path.clone(), bytes: self.version.bytes, direct: self.direct }
     }

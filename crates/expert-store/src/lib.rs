@@ -15,6 +15,7 @@
 
 mod counters;
 mod destination;
+mod disks;
 mod error;
 mod file;
 mod ngram;
@@ -31,6 +32,7 @@ mod transfer;
 
 pub use counters::{StoreCounters, Traffic};
 pub use destination::Destination;
+pub use disks::{Mirror, Notice};
 pub use error::{ReadError, StoreError};
 pub use file::{DirectMode, FileStatus};
 pub use ngram::{NgramCounters, NgramOptions, NgramStore};
@@ -38,4 +40,4 @@ pub use probe::{ProbeError, Probed, ReadModel, probe};
 pub use reader::faulty::{Fault, FaultKind, FaultPlan};
 pub use request::{Completion, Priority, ReadRequest, Ticket};
 pub use resident::ResidentRead;
-pub use store::{DEFAULT_THREADS, MAX_THREADS, Store, StoreOptions};
+pub use store::{DEFAULT_THREADS, MAX_DISKS, MAX_THREADS, Store, StoreOptions, all_threads};

@@ -8,6 +8,7 @@ use checkpoint::Piece;
 use units::FileIndex;
 
 use crate::counters::StoreCounters;
+use crate::disks::{Disks, Mirror, Notice};
 use crate::error::StoreError;
 use crate::file::{DirectMode, FileStatus, OpenFile};
 use crate::queue::Queue;
@@ -25,6 +26,9 @@ pub const DEFAULT_THREADS: usize = 4;
 /// Most reader threads.
 pub const MAX_THREADS: usize = 64;
 
+/// Most disks that a store reads from, mirrors included.
+pub const MAX_DISKS: usize = 8;
+
 /// Readers call the system and little else.
 const STACK_BYTES: usize = 256 << 10;
 
@@ -37,6 +41,10 @@ pub struct StoreOptions {
     pub part_bytes: u64,
     /// Whether reads may go past the page cache.
     pub direct: DirectMode,
+    /// Copies of files on other disks, each of which gets as many threads.
+    pub mirrors: Vec<Mirror>,
+    /// Whom to tell when a disk drops out.
+    pub notice: Option<Notice>,
     /// Reads that fail on purpose: for tests.
     pub faults: Option<FaultPlan>,
 }
@@ -47,9 +55,23 @@ impl Default for StoreOptions {
             threads: DEFAULT_THREADS,
             part_bytes: u64::MAX,
             direct: DirectMode::Auto,
+            mirrors: Vec::new(),
+            notice: None,
             faults: None,
         }
     }
+}
+
+impl StoreOptions {
+    /// Threads for all disks together.
+    pub fn all_threads(&self) -> usize {
+        all_threads(self.threads, self.mirrors.len())
+    }
+}
+
+/// Reader threads of a store with so many for each disk; no more than [`MAX_THREADS`].
+pub fn all_threads(threads: usize, mirrors: usize) -> usize {
+    threads.saturating_mul(1 + mirrors).min(MAX_THREADS)
 }
 
 /// Reads experts into slots and tensors into resident memory.
@@ -57,7 +79,7 @@ impl Default for StoreOptions {
 /// Dropping it waits for the reads that are at the disk and discards the others; afterwards no destination is
 /// touched. So drop it before the memory that it reads into.
 pub struct Store {
-    files: Arc<[OpenFile]>,
+    disks: Arc<Disks>,
     queue: Arc<Queue>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -68,23 +90,25 @@ impl Store {
     /// # Errors
     /// A path that is not a readable regular file, or threads that cannot be started; see [`StoreError`].
     pub fn open(files: &[PathBuf], options: StoreOptions) -> Result<Self, StoreError> {
-        let StoreOptions { threads, part_bytes, direct, faults } = options;
+        let StoreOptions { threads, part_bytes, direct, mirrors, notice, faults } = options;
         if !(1..=MAX_THREADS).contains(&threads) {
             return Err(StoreError::ThreadCount { found: threads, most: MAX_THREADS });
         }
-        let files: Arc<[OpenFile]> =
-            files.iter().map(|path| OpenFile::open(path, direct)).collect::<Result<_, _>>()?;
-        let pread = PreadReader { files: Arc::clone(&files) };
-        let reader: Box<dyn Reader> = match faults {
-            None => Box::new(pread),
-            Some(plan) => Box::new(FaultyReader { inner: pread, plan }),
-        };
-        let transfer = Arc::new(Transfer { files: Arc::clone(&files), reader });
+        if mirrors.len() >= MAX_DISKS {
+            return Err(StoreError::MirrorCount { found: mirrors.len(), most: MAX_DISKS - 1 });
+        }
+        let disks = Arc::new(Disks::open(files, &mirrors, direct, notice)?);
+        let threads = all_threads(threads, mirrors.len());
+        let plans: Vec<Option<FaultPlan>> = std::iter::once(faults)
+            .chain(mirrors.into_iter().map(|mirror| mirror.faults))
+            .collect();
         // Threads are added to the store, so that an error on the way ends those that run.
         let queue = Arc::new(Queue::new(threads, part_bytes));
-        let mut store = Self { files, queue, threads: Vec::with_capacity(threads) };
+        let mut store = Self { disks, queue, threads: Vec::with_capacity(threads) };
         for index in 0..threads {
-            let (queue, transfer) = (Arc::clone(&store.queue), Arc::clone(&transfer));
+            let readers = plans.iter().map(reader).collect();
+            let transfer = Transfer { disks: Arc::clone(&store.disks), readers };
+            let queue = Arc::clone(&store.queue);
             let thread = thread::Builder::new()
                 .name(format!("read-{index}"))
                 .stack_size(STACK_BYTES)
@@ -143,14 +167,19 @@ impl Store {
         self.queue.counters()
     }
 
-    /// The files and how each is read.
+    /// The files that it was opened with, and how each is read.
     pub fn files(&self) -> Vec<FileStatus> {
-        self.files.iter().map(OpenFile::status).collect()
+        self.disks.own().map(OpenFile::status).collect()
     }
 
-    /// Whether every file is read past the page cache.
+    /// Whether every file and every copy of one is read past the page cache.
     pub fn direct(&self) -> bool {
-        self.files.iter().all(OpenFile::direct)
+        self.disks.all().all(OpenFile::direct)
+    }
+
+    /// Disks that have not dropped out.
+    pub fn live_disks(&self) -> usize {
+        self.disks.live()
     }
 
     /// Reader threads.
@@ -179,7 +208,8 @@ impl Store {
     }
 
     pub(crate) fn assert_file(&self, file: FileIndex) {
-        assert!(file.get() < self.files.len(), "file {file} of {}", self.files.len());
+        let n_files = self.disks.own().len();
+        assert!(file.get() < n_files, "file {file} of {n_files}");
     }
 }
 
@@ -190,6 +220,14 @@ impl Drop for Store {
             // A reader that panicked has said so on stderr, and whoever waited got an error.
             let _ = thread.join();
         }
+    }
+}
+
+/// What reads a disk.
+fn reader(plan: &Option<FaultPlan>) -> Box<dyn Reader> {
+    match plan {
+        None => Box::new(PreadReader),
+        Some(plan) => Box::new(FaultyReader { inner: Box::new(PreadReader), plan: plan.clone() }),
     }
 }
 

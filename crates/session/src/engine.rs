@@ -10,13 +10,15 @@ use checkpoint::{Checkpoint, CheckpointError, Model, ModelConfig, Records};
 use compute::Options;
 use compute::backend::{Activations, Backend, KvType, SlotClass};
 use expert_store::{
-    DirectMode, FaultPlan, NgramOptions, NgramStore, Store, StoreError, StoreOptions,
+    DirectMode, FaultPlan, Mirror, NgramOptions, NgramStore, Notice, Store, StoreError,
+    StoreOptions,
 };
 use memory_plan::{Budget, Plan, PlanError, PlanInput, RecordClass, Term};
 use model::{ExpertStream, ForwardError, LoadError, Network, NetworkOptions};
 use slot_pool::{ClassSpec, PolicyKind, PoolError, PoolSpec, SlotPool};
 use units::{Bytes, ExpertKey, LayerIndex};
 
+use crate::mirrors::{self, MirrorError, MirrorOptions};
 use crate::reads::Reads;
 use crate::sequence::{GRID, Sequence};
 use crate::speculate::{MOST_GUESSES, Speculation, SpeculationOptions};
@@ -73,6 +75,10 @@ pub struct EngineOptions {
     pub direct: DirectMode,
     /// How many reads at a time, and how long ones; the default when absent.
     pub reads: Option<Reads>,
+    /// Folders with copies of the model's files, on other disks.
+    pub mirrors: Vec<MirrorOptions>,
+    /// Whom to tell when a disk drops out.
+    pub notice: Option<Notice>,
     /// Reads that fail on purpose: for tests.
     pub faults: Option<FaultPlan>,
     /// Most rows of logits at once: 1 to generate.
@@ -99,6 +105,8 @@ impl EngineOptions {
             ngram_rows: NGRAM_ROWS,
             direct: DirectMode::Auto,
             reads: None,
+            mirrors: Vec::new(),
+            notice: None,
             faults: None,
             logit_rows: 1,
             draft: false,
@@ -129,6 +137,14 @@ impl EngineOptions {
     }
 }
 
+impl EngineOptions {
+    /// Reader threads for all disks together.
+    fn read_threads(&self) -> usize {
+        let threads = self.reads.unwrap_or_default().model.threads;
+        expert_store::all_threads(threads, self.mirrors.len())
+    }
+}
+
 /// Why a model could not be made ready.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
@@ -144,6 +160,9 @@ pub enum EngineError {
     /// The files cannot be read.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// A folder has no copies of the files.
+    #[error(transparent)]
+    Mirror(#[from] MirrorError),
     /// Slots and layers do not fit together.
     #[error(transparent)]
     Pool(#[from] PoolError),
@@ -315,7 +334,7 @@ impl OpenModel {
     /// Memory in which the readers put experts together. Where experts land in place, the buffers are gone once the
     /// resident weights are read.
     fn staging(&self, options: &EngineOptions) -> Option<Term> {
-        let bytes = Bytes(Store::staging_bytes(options.reads.unwrap_or_default().model.threads));
+        let bytes = Bytes(Store::staging_bytes(options.read_threads()));
         self.records(options).are_put_together().then(|| Term::new("staging of experts", bytes))
     }
 }
@@ -348,6 +367,7 @@ impl Engine {
         options: EngineOptions,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self, EngineError> {
+        let mirrors = mirrors::find(&opened.checkpoint, &options.mirrors)?;
         let plan = opened.plan(&options)?;
         let records = opened.records(&options).into_owned();
         let OpenModel { path, checkpoint, model, tokenizer } = opened;
@@ -357,12 +377,14 @@ impl Engine {
             threads: reads.threads,
             part_bytes: reads.part_bytes,
             direct: options.direct,
+            mirrors: mirrors.clone(),
+            notice: options.notice,
             faults: options.faults.clone(),
         };
         let store = Store::open(&files, store_options)?;
         let pool = SlotPool::new(pool_spec(&records, &plan), options.policy)?;
         let stream = ExpertStream::new(pool, store, records);
-        let ngrams = ngram_store(&model, &files, &plan, &options)?;
+        let ngrams = ngram_store(&model, &files, &plan, (&options, mirrors))?;
         let network_options = NetworkOptions {
             max_rows: plan.pass_rows as usize,
             context_tokens: plan.context as usize,
@@ -432,7 +454,7 @@ fn ngram_store(
     model: &Model,
     files: &[PathBuf],
     plan: &Plan,
-    options: &EngineOptions,
+    (options, mirrors): (&EngineOptions, Vec<Mirror>),
 ) -> Result<Option<NgramStore>, StoreError> {
     let (Some(table), Some(shape)) = (&model.ngram_table, &model.config.ngram) else {
         return Ok(None);
@@ -442,6 +464,8 @@ fn ngram_store(
         heads: shape.heads(),
         cache_rows: options.ngram_rows as usize,
         direct: options.direct,
+        mirrors,
+        notice: options.notice,
         faults: options.faults.clone(),
     };
     NgramStore::open(files, table.clone(), options).map(Some)

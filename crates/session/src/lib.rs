@@ -4,6 +4,7 @@
 
 mod engine;
 mod generate;
+mod mirrors;
 mod parity;
 mod reads;
 pub mod receipt;
@@ -18,6 +19,7 @@ pub use engine::{BackendKind, DEFAULT_CONTEXT, Engine, EngineError, EngineOption
 pub use generate::{
     Finish, Forced, ForcedOutcome, GenerateError, Generated, Limits, LogitsRun, generate,
 };
+pub use mirrors::{MirrorError, MirrorOptions};
 pub use parity::{ExpertKind, Parity, ParityError, ParityResult};
 pub use reads::{Reads, Unknown};
 pub use receipt::Receipt;

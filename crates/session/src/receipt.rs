@@ -94,8 +94,10 @@ pub struct PhaseReceipt {
 /// How experts were read.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct ReadsReceipt {
-    /// Reader threads: as many reads were at the disk at once.
+    /// Reader threads: as many reads were at the disks at once.
     pub lanes: usize,
+    /// Disks with copies of the files that took part to the end.
+    pub disks: usize,
     /// Bytes of the parts in which long pieces were read, if they were.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub part_bytes: Option<u64>,
@@ -109,6 +111,7 @@ impl ReadsReceipt {
         let Reads { model, probed_bytes_per_second } = engine.options.reads.unwrap_or_default();
         Self {
             lanes: engine.network.experts().store().threads(),
+            disks: engine.network.experts().store().live_disks(),
             part_bytes: (model.part_bytes != u64::MAX).then_some(model.part_bytes),
             probed_bytes_per_second,
         }

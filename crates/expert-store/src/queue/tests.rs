@@ -84,7 +84,8 @@ impl Drop for Memory {
 
 fn readers(queue: &Arc<Queue>, count: usize) -> Vec<JoinHandle<()>> {
     let serve = |queue: Arc<Queue>| {
-        while let Some(mut job) = queue.take() {
+        // As readers do: what is there first, then what comes.
+        while let Some(mut job) = queue.try_take().or_else(|| queue.take()) {
             job.window.bytes().fill(TORN);
             thread::yield_now();
             job.window.bytes().fill(READ);
