@@ -68,6 +68,7 @@ pub(crate) fn options(
         options.policy = speed.policy.into();
         options.direct = speed.direct.into();
         options.reads = speed.read_threads.map(|threads| Reads::with_threads(threads.into()));
+        options.reader = speed.reader.into();
         let mirror = |folder: &PathBuf| MirrorOptions { folder: folder.clone(), faults: None };
         options.mirrors = speed.mirror.iter().map(mirror).collect();
         options.backend = speed.backend.into();

@@ -8,7 +8,9 @@ use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use checkpoint::{DIRECT_ALIGN, Piece, Pieces};
-use expert_store::{Destination, DirectMode, Priority, ReadRequest, Store, StoreOptions};
+use expert_store::{
+    Destination, DirectMode, Priority, ReadRequest, ReaderKind, SlotMemory, Store, StoreOptions,
+};
 use units::{ExpertKey, FileIndex};
 
 /// Read for each case and round.
@@ -25,6 +27,8 @@ struct Case {
     /// Records in flight: the misses of a layer.
     in_flight: usize,
     options: StoreOptions,
+    /// Whether the store is told where the slots are.
+    prepared: bool,
 }
 
 /// What a turn took: MB/s, milliseconds to the first record of a layer, CPU seconds a GB.
@@ -33,7 +37,7 @@ type Turn = [f64; 3];
 fn cases() -> Vec<Case> {
     let case = |name: &str, pieces, touching, in_flight, threads, part_bytes| {
         let options = StoreOptions { threads, part_bytes, ..StoreOptions::default() };
-        Case { name: name.to_owned(), pieces, touching, in_flight, options }
+        Case { name: name.to_owned(), pieces, touching, in_flight, options, prepared: false }
     };
     let mut cases = Vec::new();
     for (n_pieces, bytes) in [(3, 884_736), (1, 2_654_208), (9, 98_304)] {
@@ -55,6 +59,18 @@ fn cases() -> Vec<Case> {
             let part = if part_bytes == u64::MAX { 0 } else { part_bytes };
             let name = format!("{in_flight} in flight of 2654208, parts of {part}");
             cases.push(case(&name, (1, 2_654_208), false, in_flight, 4, part_bytes));
+        }
+    }
+    for (pieces, threads) in [((3, 884_736), 4), ((1, 2_654_208), 4), ((1, 2_654_208), 1)] {
+        for (word, reader, prepared) in [
+            ("by pread", ReaderKind::Pread, false),
+            ("by io_uring", ReaderKind::IoUring, false),
+            ("by io_uring, prepared", ReaderKind::IoUring, true),
+        ] {
+            let name = format!("{} x {}, {threads} threads {word}", pieces.0, pieces.1);
+            let mut case = case(&name, pieces, false, 8, threads, u64::MAX);
+            (case.options.reader, case.prepared) = (reader, prepared);
+            cases.push(case);
         }
     }
     let wanted = std::env::var("CASE").unwrap_or_default();
@@ -92,6 +108,12 @@ fn turn(path: &PathBuf, case: &Case, state: &mut u64) -> Result<Turn, Box<dyn st
     let shift = memory.as_ptr().align_offset(DIRECT_ALIGN as usize);
     let store = Store::open(std::slice::from_ref(path), case.options.clone())?;
     let size = store.files()[0].bytes;
+    if case.prepared {
+        let slots = memory[shift..].chunks_exact(stride).take(case.in_flight);
+        // SAFETY: `memory` is dropped after the store.
+        let slots = slots.map(|s| unsafe { SlotMemory::new(NonNull::from(s).cast(), s.len()) });
+        store.prepare_slots(slots.collect());
+    }
     let (since, cpu, mut first_ms, mut layers) = (Instant::now(), cpu_time(), 0.0, 0);
     while store.counters().payload_bytes < TURN_BYTES {
         let layer = Instant::now();

@@ -95,6 +95,47 @@ impl Destination {
     }
 }
 
+/// Where a slot is, for a reader that prepares its memory once. No claim on its bytes.
+#[derive(Debug, Clone, Copy)]
+#[cfg_attr(
+    not(all(target_os = "linux", feature = "io-uring")),
+    allow(dead_code, reason = "only rings prepare slots")
+)]
+pub struct SlotMemory {
+    address: usize,
+    len: usize,
+}
+
+#[cfg_attr(
+    not(all(target_os = "linux", feature = "io-uring")),
+    allow(dead_code, reason = "only rings prepare slots")
+)]
+impl SlotMemory {
+    /// Names the `len` bytes at `base`.
+    ///
+    /// # Safety
+    ///
+    /// They are one slot, inside one allocation that stays where it is until the store that gets this is dropped. Were
+    /// other memory to take their address, reads into that would end in the old one.
+    pub unsafe fn new(base: NonNull<u8>, len: usize) -> Self {
+        Self { address: base.addr().get(), len }
+    }
+
+    /// For tests that look at addresses only.
+    #[cfg(test)]
+    pub(crate) fn of(bytes: &[u8]) -> Self {
+        Self { address: bytes.as_ptr().addr(), len: bytes.len() }
+    }
+
+    pub(crate) const fn address(&self) -> usize {
+        self.address
+    }
+
+    pub(crate) const fn len(&self) -> usize {
+        self.len
+    }
+}
+
 /// Exclusive access to the bytes of one piece, and for a piece that is aligned like its place also to the slack
 /// around it up to the next multiples of 4096.
 #[derive(Debug)]

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::reader::ReaderKind;
+
 /// Why a store could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -47,6 +49,14 @@ pub enum StoreError {
         found: usize,
         /// [`MAX_THREADS`](crate::MAX_THREADS).
         most: usize,
+    },
+    /// The system does not read in the way that was asked for.
+    #[error("{} is not possible here: {source}; read with pread, which is the default (`--reader pread`)", kind.name())]
+    Reader {
+        /// What was asked for.
+        kind: ReaderKind,
+        /// What the system says.
+        source: io::Error,
     },
     /// The system gives no thread.
     #[error("cannot start reader thread {index}: {source}")]

@@ -100,6 +100,12 @@ impl OpenFile {
         FileStatus { path: self.path.clone(), bytes: self.version.bytes, direct: self.direct }
     }
 
+    /// For calls that the standard library does not make.
+    #[cfg(all(target_os = "linux", feature = "io-uring"))]
+    pub(crate) fn as_raw_fd(&self) -> std::os::fd::RawFd {
+        std::os::fd::AsRawFd::as_raw_fd(&self.file)
+    }
+
     /// One positional read.
     pub(crate) fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<usize> {
         self.file.read_at(out, offset)

@@ -1,5 +1,6 @@
 //! The store: open files, reader threads, and the queue between them and the caller.
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -8,15 +9,16 @@ use checkpoint::Piece;
 use units::FileIndex;
 
 use crate::counters::StoreCounters;
+use crate::destination::SlotMemory;
 use crate::disks::{Disks, Mirror, Notice};
 use crate::error::StoreError;
 use crate::file::{DirectMode, FileStatus, OpenFile};
 use crate::queue::Queue;
-use crate::reader::Reader;
 use crate::reader::faulty::{FaultPlan, FaultyReader};
-use crate::reader::pread::PreadReader;
+use crate::reader::{Reader, ReaderKind};
 use crate::request::{Completion, Priority, ReadRequest, Ticket};
 use crate::schedule::{Claim, Reply};
+use crate::slots::{self, Slots};
 use crate::transfer::{STAGING_BYTES, Staging, Transfer};
 
 /// Reader threads unless asked otherwise: enough to keep a disk busy at the piece sizes of experts, few enough that
@@ -41,6 +43,8 @@ pub struct StoreOptions {
     pub part_bytes: u64,
     /// Whether reads may go past the page cache.
     pub direct: DirectMode,
+    /// Which calls of the system read.
+    pub reader: ReaderKind,
     /// Copies of files on other disks, each of which gets as many threads.
     pub mirrors: Vec<Mirror>,
     /// Whom to tell when a disk drops out.
@@ -55,6 +59,7 @@ impl Default for StoreOptions {
             threads: DEFAULT_THREADS,
             part_bytes: u64::MAX,
             direct: DirectMode::Auto,
+            reader: ReaderKind::default(),
             mirrors: Vec::new(),
             notice: None,
             faults: None,
@@ -80,6 +85,7 @@ pub fn all_threads(threads: usize, mirrors: usize) -> usize {
 /// touched. So drop it before the memory that it reads into.
 pub struct Store {
     disks: Arc<Disks>,
+    slots: Arc<Slots>,
     queue: Arc<Queue>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -90,7 +96,7 @@ impl Store {
     /// # Errors
     /// A path that is not a readable regular file, or threads that cannot be started; see [`StoreError`].
     pub fn open(files: &[PathBuf], options: StoreOptions) -> Result<Self, StoreError> {
-        let StoreOptions { threads, part_bytes, direct, mirrors, notice, faults } = options;
+        let StoreOptions { threads, part_bytes, direct, reader, mirrors, notice, faults } = options;
         if !(1..=MAX_THREADS).contains(&threads) {
             return Err(StoreError::ThreadCount { found: threads, most: MAX_THREADS });
         }
@@ -104,9 +110,13 @@ impl Store {
             .collect();
         // Threads are added to the store, so that an error on the way ends those that run.
         let queue = Arc::new(Queue::new(threads, part_bytes));
-        let mut store = Self { disks, queue, threads: Vec::with_capacity(threads) };
+        let slots = Arc::default();
+        let mut store = Self { disks, slots, queue, threads: Vec::with_capacity(threads) };
         for index in 0..threads {
-            let readers = plans.iter().map(reader).collect();
+            let readers = plans.iter().map(|plan| with_faults(reader, plan.as_ref(), &store.slots));
+            let readers = readers
+                .collect::<io::Result<_>>()
+                .map_err(|source| StoreError::Reader { kind: reader, source })?;
             let transfer = Transfer { disks: Arc::clone(&store.disks), readers };
             let queue = Arc::clone(&store.queue);
             let thread = thread::Builder::new()
@@ -187,6 +197,20 @@ impl Store {
         self.threads.len()
     }
 
+    /// Says where the slots are, once and before they are read into: `io_uring` then prepares the memory of each when it
+    /// first reads into it, and not again for every read. Other readers have nothing to prepare.
+    pub fn prepare_slots(&self, slots: Vec<SlotMemory>) {
+        self.slots.set(slots);
+    }
+
+    /// Most memory that the system takes, apart from the process, to keep slots of so many bytes prepared.
+    pub const fn pinning_bytes(reader: ReaderKind, slot_bytes: u64, threads: usize) -> u64 {
+        match reader {
+            ReaderKind::Pread => 0,
+            ReaderKind::IoUring => slots::pinning_bytes(slot_bytes, threads),
+        }
+    }
+
     /// Most memory that a store holds for staging: one buffer a thread, while resident tensors are read, and for good
     /// when experts are put together from several runs of bytes.
     pub const fn staging_bytes(threads: usize) -> u64 {
@@ -223,12 +247,17 @@ impl Drop for Store {
     }
 }
 
-/// What reads a disk.
-fn reader(plan: &Option<FaultPlan>) -> Box<dyn Reader> {
-    match plan {
-        None => Box::new(PreadReader),
-        Some(plan) => Box::new(FaultyReader { inner: Box::new(PreadReader), plan: plan.clone() }),
-    }
+/// What reads a disk, for one thread.
+fn with_faults(
+    kind: ReaderKind,
+    plan: Option<&FaultPlan>,
+    slots: &Arc<Slots>,
+) -> io::Result<Box<dyn Reader>> {
+    let inner = kind.reader(slots)?;
+    Ok(match plan {
+        None => inner,
+        Some(plan) => Box::new(FaultyReader { inner, plan: plan.clone() }),
+    })
 }
 
 /// The life of a reader thread.

@@ -10,7 +10,7 @@ use checkpoint::{Checkpoint, CheckpointError, Model, ModelConfig, Records};
 use compute::Options;
 use compute::backend::{Activations, Backend, KvType, SlotClass};
 use expert_store::{
-    DirectMode, FaultPlan, Mirror, NgramOptions, NgramStore, Notice, Store, StoreError,
+    DirectMode, FaultPlan, Mirror, NgramOptions, NgramStore, Notice, ReaderKind, Store, StoreError,
     StoreOptions,
 };
 use memory_plan::{Budget, Plan, PlanError, PlanInput, RecordClass, Term};
@@ -75,6 +75,8 @@ pub struct EngineOptions {
     pub direct: DirectMode,
     /// How many reads at a time, and how long ones; the default when absent.
     pub reads: Option<Reads>,
+    /// Which calls of the system read.
+    pub reader: ReaderKind,
     /// Folders with copies of the model's files, on other disks.
     pub mirrors: Vec<MirrorOptions>,
     /// Whom to tell when a disk drops out.
@@ -105,6 +107,7 @@ impl EngineOptions {
             ngram_rows: NGRAM_ROWS,
             direct: DirectMode::Auto,
             reads: None,
+            reader: ReaderKind::default(),
             mirrors: Vec::new(),
             notice: None,
             faults: None,
@@ -142,6 +145,13 @@ impl EngineOptions {
     fn read_threads(&self) -> usize {
         let threads = self.reads.unwrap_or_default().model.threads;
         expert_store::all_threads(threads, self.mirrors.len())
+    }
+
+    /// Memory of the system for slots that are kept ready for reads. How many there will be is not known yet: no more than
+    /// the whole budget.
+    fn pinning(&self) -> Option<Term> {
+        let bytes = Store::pinning_bytes(self.reader, self.budget.bytes.0, self.read_threads());
+        (bytes > 0).then(|| Term::new("prepared slots (io_uring)", Bytes(bytes)))
     }
 }
 
@@ -249,6 +259,7 @@ impl OpenModel {
                 .map(to_term)
                 .chain(self.ngram_cache(options))
                 .chain(self.staging(options))
+                .chain(options.pinning())
                 .collect(),
             kv_bytes_per_token: Bytes(model::kv_bytes_per_token(config, options.kv) + draft_kv),
             // The running state and the one that the next turn starts from.
@@ -377,6 +388,7 @@ impl Engine {
             threads: reads.threads,
             part_bytes: reads.part_bytes,
             direct: options.direct,
+            reader: options.reader,
             mirrors: mirrors.clone(),
             notice: options.notice,
             faults: options.faults.clone(),

@@ -82,7 +82,17 @@ impl OpenModel {
         if self.model.records.payload_bytes() < WORTH_PROBING {
             return Reads::default();
         }
-        let disk = name_of(self, options.direct);
+        self.known_or_found(options, folder, unknown, note)
+    }
+
+    fn known_or_found(
+        &self,
+        options: &EngineOptions,
+        folder: Option<&Path>,
+        unknown: Unknown,
+        note: &mut dyn FnMut(&str),
+    ) -> Reads {
+        let disk = name_of(self, options);
         let path = folder.map(|folder| folder.join(file_name(&disk)));
         match path.as_deref().map(|path| recall(path, &disk)) {
             Some(Ok(Some(reads))) => return reads,
@@ -93,7 +103,8 @@ impl OpenModel {
             return Reads::default();
         }
         let files: Vec<PathBuf> = self.checkpoint.files.iter().map(|f| f.path.clone()).collect();
-        let store = StoreOptions { direct: options.direct, ..StoreOptions::default() };
+        let (direct, reader) = (options.direct, options.reader);
+        let store = StoreOptions { direct, reader, ..StoreOptions::default() };
         let in_flight = self.model.config.top_k as usize;
         let probed = expert_store::probe(&files, &self.model.records, &store, in_flight);
         memory_plan::release_free_memory();
@@ -116,15 +127,16 @@ impl OpenModel {
 
 /// What tells disks apart, and ways of using them: the device and what is mounted from it, whether reads are direct, and
 /// the order of magnitude of the reads.
-fn name_of(opened: &OpenModel, direct: DirectMode) -> String {
+fn name_of(opened: &OpenModel, options: &EngineOptions) -> String {
     let file = &opened.checkpoint.files[0].path;
     let device = fs::metadata(file).map_or(0, |metadata| metadata.dev());
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let record = opened.model.records.record(ExpertKey::new(0, 0));
     let longest = record.pieces.iter().map(|piece| piece.bytes).max().unwrap_or(0);
-    let direct = if direct == DirectMode::Auto { "direct" } else { "buffered" };
+    let direct = if options.direct == DirectMode::Auto { "direct" } else { "buffered" };
     let mount = mount_of(device, &mounts);
-    format!("{mount}, {direct}, pieces up to {}", longest.next_power_of_two())
+    let reader = options.reader.name();
+    format!("{mount}, {reader}, {direct}, pieces up to {}", longest.next_power_of_two())
 }
 
 /// `major:minor type source` of a device in the list that Linux gives; its number where there is no such list.
@@ -213,6 +225,45 @@ mod tests {
         assert_eq!(mount_of(27, MOUNTS), "0:27 tmpfs tmpfs");
         assert_eq!(mount_of((259 << 8) | 1, MOUNTS), "259:1");
         assert_eq!(split_device((259 << 8) | 0x02 | (0x300 << 12)), (259, 0x302));
+    }
+
+    #[test]
+    fn a_disk_is_measured_once_and_known_from_then_on() {
+        let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/sakia-demo-Q4_K_M.gguf");
+        let opened = OpenModel::open(Path::new(demo)).unwrap();
+        let budget = memory_plan::Budget::detect(Some(units::Bytes::gib(1))).unwrap();
+        let options = EngineOptions::new(budget);
+        let home = tempfile::tempdir().unwrap();
+        let folder = home.path().join("disks");
+        let said = std::cell::RefCell::new(Vec::new());
+        let find = |unknown| {
+            let note = &mut |line: &str| said.borrow_mut().push(line.to_owned());
+            opened.known_or_found(&options, Some(&folder), unknown, note)
+        };
+        let small =
+            opened.reads(&options, Some(&folder), Unknown::Probe, &mut |_| panic!("a note"));
+        assert_eq!(small, Reads::default(), "too small to be worth it");
+        assert_eq!(find(Unknown::Default), Reads::default());
+        assert!(!folder.exists(), "nothing was measured");
+
+        let found = find(Unknown::Probe);
+        assert!(found.probed_bytes_per_second.is_some_and(|rate| rate > 0));
+        let files: Vec<PathBuf> =
+            fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        let [file] = &files[..] else { panic!("{files:?}") };
+        // Another number shows that it is taken from there.
+        let text = fs::read_to_string(file).unwrap();
+        let threads = format!("\"threads\": {}", found.model.threads);
+        fs::write(file, text.replace(&threads, "\"threads\": 7")).unwrap();
+        for unknown in [Unknown::Default, Unknown::Probe] {
+            assert_eq!(find(unknown).model.threads, 7);
+        }
+        assert!(said.borrow().is_empty());
+
+        fs::write(file, "{").unwrap();
+        assert_ne!(find(Unknown::Probe).model.threads, 7);
+        assert_eq!(said.borrow().len(), 1);
+        assert!(recall(file, &name_of(&opened, &options)).unwrap().is_some(), "it is whole again");
     }
 
     fn probed() -> Probed {

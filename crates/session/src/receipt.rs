@@ -96,6 +96,8 @@ pub struct PhaseReceipt {
 pub struct ReadsReceipt {
     /// Reader threads: as many reads were at the disks at once.
     pub lanes: usize,
+    /// `pread`, `io_uring`.
+    pub reader: &'static str,
     /// Disks with copies of the files that took part to the end.
     pub disks: usize,
     /// Bytes of the parts in which long pieces were read, if they were.
@@ -111,6 +113,7 @@ impl ReadsReceipt {
         let Reads { model, probed_bytes_per_second } = engine.options.reads.unwrap_or_default();
         Self {
             lanes: engine.network.experts().store().threads(),
+            reader: engine.options.reader.name(),
             disks: engine.network.experts().store().live_disks(),
             part_bytes: (model.part_bytes != u64::MAX).then_some(model.part_bytes),
             probed_bytes_per_second,

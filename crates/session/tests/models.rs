@@ -7,7 +7,9 @@ mod support;
 use std::path::{Path, PathBuf};
 
 use compute::backend::{Activations, KvType};
-use expert_store::{DirectMode, Fault, FaultKind, FaultPlan, ReadModel};
+use expert_store::{
+    DirectMode, Fault, FaultKind, FaultPlan, ReadModel, ReaderKind, Store, StoreOptions,
+};
 use session::{
     BackendKind, Engine, EngineError, EngineOptions, Forced, LogitsRun, MirrorOptions, OpenModel,
     Reads, Sequence,
@@ -175,6 +177,22 @@ fn output_never_depends_on_how_files_are_read() {
 }
 
 #[test]
+fn output_never_depends_on_the_reader() {
+    let own = std::env::current_exe().unwrap();
+    let how = StoreOptions { reader: ReaderKind::IoUring, ..StoreOptions::default() };
+    if let Err(error) = Store::open(&[own], how) {
+        eprintln!("SKIPPED: {error}");
+        return;
+    }
+    unchanged_by(
+        "reader",
+        &[&|o| (o.reader, o.slots) = (ReaderKind::IoUring, Some(20)), &|o| {
+            (o.reader, o.slots, o.direct) = (ReaderKind::IoUring, Some(20), DirectMode::Off)
+        }],
+    );
+}
+
+#[test]
 fn output_never_depends_on_reader_threads_and_parts() {
     let reads = |threads, part_bytes| {
         let model = ReadModel { threads, part_bytes };
@@ -240,23 +258,27 @@ fn output_never_depends_on_mirrors_nor_on_disks_that_fail() {
 fn a_run_ends_with_the_last_copy_only() {
     let (path, tokens) = subjects().swap_remove(0);
     let whole = mirror(&path, true);
-    let eio = |read| Some(failing_from(read, FaultKind::Error(5)));
-    let mirrors = vec![MirrorOptions { folder: whole.path().to_owned(), faults: eio(400) }];
-    let options = EngineOptions { slots: Some(20), faults: eio(200), mirrors, ..options() };
-    let mut failed = None;
-    match Engine::load(OpenModel::open(&path).unwrap(), options, &mut |_| {}) {
-        Err(error) => failed = Some(error.to_string()),
-        Ok(mut engine) => {
-            let mut sequence = Sequence::open(&mut engine.network).unwrap();
-            let run = LogitsRun { tokens: &tokens, pass_rows: 64, progress: &|_, _| true };
-            for _ in 0..20 {
-                let outcome = run.run(&mut engine.network, &mut sequence, &mut |_| {});
-                failed = failed.or(outcome.err().map(|error| error.to_string()));
-            }
-        }
-    }
-    let failed = failed.expect("both disks fail in the end");
-    assert!(failed.contains("kq.gguf"), "{failed}");
+    // The first disk fails at once, so the mirror gets every read. Gives its reads until all is loaded, and the error.
+    let attempt = |faults: &FaultPlan| {
+        let own = Some(failing_from(0, FaultKind::Error(5)));
+        let folder = whole.path().to_owned();
+        let mirrors = vec![MirrorOptions { folder, faults: Some(faults.clone()) }];
+        let options = EngineOptions { slots: Some(20), faults: own, mirrors, ..options() };
+        let mut engine = engine(&path, options);
+        let loaded = faults.reads();
+        let mut sequence = Sequence::open(&mut engine.network).unwrap();
+        let run = LogitsRun { tokens: &tokens, pass_rows: 64, progress: &|_, _| true };
+        let outcome = run.run(&mut engine.network, &mut sequence, &mut |_| {});
+        (loaded, outcome.err().map(|error| error.to_string()))
+    };
+    let counting = FaultPlan::default();
+    let (loaded, error) = attempt(&counting);
+    assert_eq!(error, None, "one copy is enough");
+    let halfway = u64::midpoint(loaded, counting.reads());
+    assert!(loaded < halfway, "the run reads experts");
+    let (_, error) = attempt(&failing_from(halfway, FaultKind::Error(5)));
+    let error = error.expect("no copy is left");
+    assert!(error.contains("kq.gguf"), "{error}");
 }
 
 #[test]
