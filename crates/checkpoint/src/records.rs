@@ -210,31 +210,75 @@ impl Records {
         if let Some(packed) = layer.packed() {
             return layer.packed_record(key, packed);
         }
-        let mut pieces = Pieces::default();
-        let (mut cursor, mut bytes) = (0_u64, 0);
-        let mut places = [0; 3];
-        for (tensor, place) in layer.tensors().zip(&mut places) {
+        let mut own = [(0, Piece::default()); 3];
+        let mut n = 0;
+        for (matrix, tensor) in layer.tensors().enumerate() {
             let rows = tensor.shape[1];
             let first = rows * u64::from(key.expert.0);
             let mut lies = tensor.pieces(first..first + rows);
-            let mut piece = lies.next().expect("an expert has rows");
+            let piece = lies.next().expect("an expert has rows");
             assert!(lies.next().is_none(), "an expert's rows lie in one part of their tensor");
-            // A direct read lands at the same distance from a page as it has in the file; a piece that is put
-            // together from several goes anywhere.
-            let (align, lead) = match piece.blocks {
-                None => (DIRECT_ALIGN, piece.offset % DIRECT_ALIGN),
-                Some(_) => (CACHE_LINE, 0),
-            };
-            piece.place = cursor.next_multiple_of(align) + lead;
-            *place = piece.place;
-            cursor = (piece.place + piece.memory_bytes()).next_multiple_of(align);
-            bytes += piece.memory_bytes();
-            pieces.push(piece);
+            own[n] = (matrix, piece);
+            n += 1;
         }
-        let slot_bytes = cursor.next_multiple_of(DIRECT_ALIGN);
-        let matrices = layer.matrices(places);
-        ExpertRecord { key, pieces, bytes, slot_bytes, matrices }
+        let Laid { pieces, places, bytes, slot_bytes } = lay_out(&mut own[..n]);
+        ExpertRecord { key, pieces, bytes, slot_bytes, matrices: layer.matrices(places) }
     }
+}
+
+/// Matrices of an expert in a slot.
+struct Laid {
+    pieces: Pieces,
+    /// Where each matrix begins.
+    places: [u64; 3],
+    /// Bytes of the matrices.
+    bytes: u64,
+    slot_bytes: u64,
+}
+
+/// Gives every matrix its place: in the order of the files, neighbours as one piece.
+///
+/// Two matrices are neighbours when the page that the second begins in is the last one of the first, or follows it. Then
+/// they lie in the slot as they lie in the file, gap and all: one read, that moves no byte more than two would, into a
+/// slot that is no byte longer.
+fn lay_out(matrices: &mut [(usize, Piece)]) -> Laid {
+    matrices.sort_unstable_by_key(|(_, piece)| (piece.file, piece.offset));
+    let (mut places, mut bytes, mut end) = ([0; 3], 0, 0_u64);
+    let mut grown: Option<Piece> = None;
+    let mut pieces = Pieces::default();
+    for (matrix, piece) in matrices {
+        bytes += piece.memory_bytes();
+        if let Some(last) = &mut grown
+            && touch(last, piece)
+        {
+            last.bytes = piece.offset + piece.bytes - last.offset;
+            places[*matrix] = last.place + (piece.offset - last.offset);
+            end = last.place + last.bytes;
+            continue;
+        }
+        // A direct read lands at the same distance from a page as it has in the file; a piece that is put together
+        // from several goes anywhere.
+        let (align, lead) = match piece.blocks {
+            None => (DIRECT_ALIGN, piece.offset % DIRECT_ALIGN),
+            Some(_) => (CACHE_LINE, 0),
+        };
+        piece.place = end.next_multiple_of(align) + lead;
+        places[*matrix] = piece.place;
+        end = (piece.place + piece.memory_bytes()).next_multiple_of(align);
+        grown.replace(*piece).into_iter().for_each(|whole| pieces.push(whole));
+    }
+    grown.into_iter().for_each(|whole| pieces.push(whole));
+    Laid { pieces, places, bytes, slot_bytes: end.next_multiple_of(DIRECT_ALIGN) }
+}
+
+/// Whether a direct read of `first` ends in the page in which one of `second` begins, or right before it.
+fn touch(first: &Piece, second: &Piece) -> bool {
+    let end = first.offset + first.bytes;
+    first.blocks.is_none()
+        && second.blocks.is_none()
+        && first.file == second.file
+        && second.offset >= end
+        && second.offset / DIRECT_ALIGN <= end.div_ceil(DIRECT_ALIGN)
 }
 
 /// The n-gram table: rows that are read one by one as tokens ask for them.
@@ -280,5 +324,70 @@ impl NgramTable {
             pieces.push(piece);
         }
         (pieces, bytes / self.tensor.row_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use units::FileIndex;
+
+    use super::*;
+
+    /// Lays out matrices given as `(file, offset, bytes)`; the pieces as `(offset, bytes, place)`.
+    fn laid(matrices: &[(u32, u64, u64)]) -> (Vec<(u64, u64, u64)>, Laid) {
+        let mut own: Vec<_> = matrices
+            .iter()
+            .map(|&(file, offset, bytes)| Piece {
+                file: FileIndex(file),
+                offset,
+                bytes,
+                ..Piece::default()
+            })
+            .enumerate()
+            .collect();
+        let laid = lay_out(&mut own);
+        (laid.pieces.iter().map(|p| (p.offset, p.bytes, p.place)).collect(), laid)
+    }
+
+    #[test]
+    fn neighbours_are_one_piece_in_the_order_of_the_file() {
+        // As Hugging Face writes an expert: down, gate, up, one behind the other.
+        let (pieces, laid) = laid(&[(0, 20_100, 10_000), (0, 30_100, 10_000), (0, 10_100, 10_000)]);
+        assert_eq!(pieces, [(10_100, 30_000, 1908)]);
+        assert_eq!(laid.places, [11_908, 21_908, 1908]);
+        assert_eq!((laid.bytes, laid.slot_bytes), (30_000, 32_768));
+    }
+
+    #[test]
+    fn a_gap_is_read_along_if_it_holds_no_whole_page() {
+        // The first ends at 5000, in the page that ends at 8192; the page behind it ends at 12,288.
+        for (offset, together) in [(5000, true), (8191, true), (12_287, true), (12_288, false)] {
+            let (pieces, laid) = laid(&[(0, 0, 5000), (0, offset, 100)]);
+            assert_eq!(pieces.len(), if together { 1 } else { 2 }, "{offset}");
+            assert_eq!(laid.bytes, 5100);
+            let alone = 8192 + (offset % 4096 + 100).next_multiple_of(4096);
+            assert!(laid.slot_bytes <= alone, "{offset}: {} of {alone}", laid.slot_bytes);
+        }
+    }
+
+    #[test]
+    fn only_bytes_of_one_file_that_lie_as_they_are_used_are_neighbours() {
+        assert_eq!(laid(&[(0, 0, 4096), (1, 4096, 4096)]).0.len(), 2);
+        let place = crate::pieces::FilePlace::default();
+        let blocks = quantised(crate::pieces::Blocks {
+            codes: 32,
+            scale: 2,
+            scales: place,
+            biases: None,
+            tiles: None,
+        });
+        assert_eq!(
+            lay_out(&mut [(0, blocks), (1, Piece { offset: 64, ..blocks })]).pieces.len(),
+            2
+        );
+    }
+
+    fn quantised(blocks: crate::pieces::Blocks) -> Piece {
+        Piece { bytes: 64, blocks: Some(blocks), ..Piece::default() }
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use compute::backend::{Activations, KvType};
-use expert_store::DirectMode;
+use expert_store::{DirectMode, ReaderKind};
 use model::Lookahead;
 use session::{BackendKind, ReplayPolicy, SpeculationOptions};
 use slot_pool::PolicyKind;
@@ -115,6 +115,21 @@ pub(crate) struct SpeedArgs {
     /// Bypass the page cache when reading experts
     #[arg(long, value_enum, default_value_t = Direct::Auto, value_name = "MODE")]
     pub(crate) direct: Direct,
+    /// Reads at the disk at once [default: measured when a large model is first run from a disk]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=expert_store::MAX_THREADS as i64), allow_negative_numbers = true)]
+    pub(crate) read_threads: Option<u16>,
+    // Markdown in a doc comment would be printed as it is.
+    #[arg(
+        long,
+        value_enum,
+        default_value_t = Reader::Pread,
+        value_name = "READER",
+        help = "Which calls of the system read experts; io_uring on Linux only, where it is allowed"
+    )]
+    pub(crate) reader: Reader,
+    /// Folder with copies of some or all files of the model, on another disk; may be given several times
+    #[arg(long, value_name = "DIR")]
+    pub(crate) mirror: Vec<PathBuf>,
     /// Which implementation computes
     #[arg(long, value_enum, default_value_t = BackendName::Cpu, value_name = "BACKEND")]
     pub(crate) backend: BackendName,
@@ -188,6 +203,13 @@ pub(crate) enum Direct {
 }
 
 #[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum Reader {
+    Pread,
+    #[value(name = "io_uring")]
+    IoUring,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
 pub(crate) enum BackendName {
     Cpu,
     Reference,
@@ -233,6 +255,15 @@ impl From<Direct> for DirectMode {
         match direct {
             Direct::Auto => Self::Auto,
             Direct::Off => Self::Off,
+        }
+    }
+}
+
+impl From<Reader> for ReaderKind {
+    fn from(reader: Reader) -> Self {
+        match reader {
+            Reader::Pread => Self::Pread,
+            Reader::IoUring => Self::IoUring,
         }
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use hub::Store;
 use memory_plan::Budget;
-use session::{Engine, EngineOptions, OpenModel};
+use session::{Engine, EngineOptions, MirrorOptions, OpenModel, Reads, Unknown};
 
 use crate::args::{MemoryArgs, ModelArgs, SpeedArgs};
 use crate::{demo, report};
@@ -59,6 +59,7 @@ pub(crate) fn options(
     options.context = memory.context.or((demo_budget && wanted.is_some()).then_some(demo::CONTEXT));
     options.kv = memory.kv.into();
     options.slots = memory.slots;
+    options.notice = Some(report::note);
     if let Some(speed) = speed {
         if let Some(threads) = speed.threads {
             options.threads = usize::from(threads);
@@ -68,6 +69,10 @@ pub(crate) fn options(
         options.lookahead = speed.lookahead.into();
         options.sweep = !speed.no_sweep;
         options.direct = speed.direct.into();
+        options.reads = speed.read_threads.map(|threads| Reads::with_threads(threads.into()));
+        options.reader = speed.reader.into();
+        let mirror = |folder: &PathBuf| MirrorOptions { folder: folder.clone(), faults: None };
+        options.mirrors = speed.mirror.iter().map(mirror).collect();
         options.backend = speed.backend.into();
         options.activations = speed.activations.into();
     }
@@ -96,8 +101,20 @@ pub(crate) fn remark(opened: &OpenModel, options: &EngineOptions) {
     }
 }
 
+/// How the disk of this model is read, unless a flag says it: as remembered, or measured now.
+pub(crate) fn find_reads(opened: &OpenModel, options: &mut EngineOptions, unknown: Unknown) {
+    if options.reads.is_none() {
+        // Without a home everything works, only nothing is remembered.
+        let store = Store::from_environment(&|name| std::env::var_os(name)).ok();
+        let folder = store.map(|store| store.root().join("disks"));
+        let note = &mut |line: &str| report::note(line);
+        options.reads = Some(opened.reads(options, folder.as_deref(), unknown, note));
+    }
+}
+
 /// Plans and loads, with a bar on a terminal.
-pub(crate) fn load(opened: OpenModel, options: EngineOptions) -> Result<Engine> {
+pub(crate) fn load(opened: OpenModel, mut options: EngineOptions) -> Result<Engine> {
+    find_reads(&opened, &mut options, Unknown::Probe);
     remark(&opened, &options);
     for note in options.budget.notes() {
         report::note(&format!("note: {note}"));

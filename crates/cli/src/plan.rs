@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
+use session::Unknown;
 
 use crate::args::PlanArgs;
 use crate::{open, report};
@@ -15,6 +16,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<ExitCode> {
     let opened = open::open(&chosen)?;
     options.speculation = args.speculation.options(opened.model.draft.is_some());
     open::remark(&opened, &options);
+    open::find_reads(&opened, &mut options, Unknown::Default);
     let plan = opened.plan(&options)?;
     if args.json {
         report::data(&format!("{:#}\n", serde_json::to_value(&plan)?));

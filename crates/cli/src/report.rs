@@ -98,7 +98,7 @@ fn class(error: &Error) -> String {
     let engine = error.chain().find_map(|cause| cause.downcast_ref::<EngineError>());
     match engine {
         Some(EngineError::Plan(_) | EngineError::Pool(_)) => "limit",
-        Some(EngineError::Store(_) | EngineError::Load(_)) => "io",
+        Some(EngineError::Store(_) | EngineError::Load(_) | EngineError::Mirror(_)) => "io",
         _ => "config",
     }
     .to_owned()

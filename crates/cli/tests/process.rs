@@ -300,3 +300,52 @@ fn guesses_that_cannot_be_are_refused_with_words() {
 fn name_of(term: &Value) -> &str {
     term["name"].as_str().unwrap()
 }
+
+#[test]
+fn reads_may_go_to_copies_and_by_other_calls_without_changing_a_token() {
+    let folder = tempfile::tempdir().unwrap();
+    let (ids, mirror) = (folder.path().join("ids.txt"), folder.path().join("mirror"));
+    std::fs::write(&ids, "1 2 3 4 5 6 7 8 9 10 11 12").unwrap();
+    std::fs::create_dir(&mirror).unwrap();
+    let demo = "sakia-demo-Q4_K_M.gguf";
+    std::fs::copy(root("models").join(demo), mirror.join(demo)).unwrap();
+    let bench = |extra: &[&str]| {
+        let usual = ["bench", "--memory", "44MiB", "--context", "64", "-p", "8", "-n", "4"];
+        let output = sakia(&[&usual[..], &["--ids-file", ids.to_str().unwrap()], extra].concat());
+        assert!(output.status.success(), "{extra:?}: {}", stderr(&output));
+        serde_json::from_str::<Value>(&stdout(&output)).unwrap()
+    };
+    let usual = bench(&[]);
+    assert_eq!(usual["reads"]["lanes"], 4);
+    assert_eq!(usual["reads"].get("probed_bytes_per_second"), None, "too small to be measured");
+    let mirror = mirror.to_str().unwrap();
+    let mirrored = bench(&["--mirror", mirror, "--read-threads", "3"]);
+    assert_eq!((&mirrored["reads"]["lanes"], &mirrored["reads"]["disks"]), (&6.into(), &2.into()));
+    assert_eq!(mirrored["output_hash"], usual["output_hash"]);
+    assert!(mirrored["peak_rss_bytes"].as_u64() <= mirrored["budget_bytes"].as_u64());
+    let ring =
+        sakia(&["parity", "--layer", "0", "--expert", "0", "--kind", "up", "--reader", "io_uring"]);
+    if ring.status.success() {
+        let ring = bench(&["--reader", "io_uring"]);
+        assert_eq!(ring["output_hash"], usual["output_hash"]);
+        assert_eq!(ring["reads"]["reader"], "io_uring");
+    } else {
+        // Refused by the system: said, with what to do.
+        assert!(stderr(&ring).contains("--reader pread"), "{}", stderr(&ring));
+    }
+}
+
+#[test]
+fn a_folder_that_is_no_mirror_is_an_error_with_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    let run = |args: &[&str]| {
+        let output = sakia(&[&["run", "x", "--mirror", path][..], args].concat());
+        assert_eq!(output.status.code(), Some(1));
+        stderr(&output)
+    };
+    assert!(run(&[]).contains("no copy"), "{}", run(&[]));
+    std::fs::write(folder.path().join("sakia-demo-Q4_K_M.gguf"), "another model").unwrap();
+    let said = run(&[]);
+    assert!(said.contains(path) && said.contains("is not a copy"), "{said}");
+}

@@ -95,6 +95,47 @@ impl Destination {
     }
 }
 
+/// Where a slot is, for a reader that prepares its memory once. No claim on its bytes.
+#[derive(Debug, Clone, Copy)]
+#[cfg_attr(
+    not(all(target_os = "linux", feature = "io-uring")),
+    allow(dead_code, reason = "only rings prepare slots")
+)]
+pub struct SlotMemory {
+    address: usize,
+    len: usize,
+}
+
+#[cfg_attr(
+    not(all(target_os = "linux", feature = "io-uring")),
+    allow(dead_code, reason = "only rings prepare slots")
+)]
+impl SlotMemory {
+    /// Names the `len` bytes at `base`.
+    ///
+    /// # Safety
+    ///
+    /// They are one slot, inside one allocation that stays where it is until the store that gets this is dropped. Were
+    /// other memory to take their address, reads into that would end in the old one.
+    pub unsafe fn new(base: NonNull<u8>, len: usize) -> Self {
+        Self { address: base.addr().get(), len }
+    }
+
+    /// For tests that look at addresses only.
+    #[cfg(test)]
+    pub(crate) fn of(bytes: &[u8]) -> Self {
+        Self { address: bytes.as_ptr().addr(), len: bytes.len() }
+    }
+
+    pub(crate) const fn address(&self) -> usize {
+        self.address
+    }
+
+    pub(crate) const fn len(&self) -> usize {
+        self.len
+    }
+}
+
 /// Exclusive access to the bytes of one piece, and for a piece that is aligned like its place also to the slack
 /// around it up to the next multiples of 4096.
 #[derive(Debug)]
@@ -130,52 +171,95 @@ impl Window {
     }
 }
 
-/// A destination on its way into windows, one per piece, in order.
+/// Where a piece may be cut in the file.
+const CUT: u64 = DIRECT_ALIGN;
+
+/// A destination on its way into windows, in order: one for each piece, or several for a long one.
 #[derive(Debug)]
 pub(crate) struct Split {
     destination: Destination,
     pieces: Pieces,
     /// Whether windows include the slack around their payload.
     widened: bool,
+    /// Longer pieces are cut into parts of about this many bytes.
+    part_bytes: u64,
+    /// Pieces that were handed out whole.
     handed_out: usize,
+    /// Bytes of the next piece that were handed out.
+    within: u64,
+    /// Windows to come.
+    left: usize,
 }
 
 impl Split {
     /// Plans the windows: with the slack around each piece if that is in bounds and disjoint and the memory is
-    /// aligned, else exactly the payload.
+    /// aligned, else exactly the payload. Pieces that are much longer than `part_bytes` get several.
     ///
     /// # Panics
     ///
     /// If payloads overlap or lie outside of the destination. Records are laid out by `checkpoint`, slots are made
     /// from the same sizes, so only a bug can do that.
-    pub(crate) fn new(destination: Destination, pieces: &Pieces) -> Self {
+    pub(crate) fn new(destination: Destination, pieces: &Pieces, part_bytes: u64) -> Self {
         let len = destination.len as u64;
         assert!(fits(pieces, payload, len), "pieces overlap or exceed {len} bytes: {pieces:?}");
         let widened = destination.is_aligned() && fits(pieces, widen, len);
-        Self { destination, pieces: *pieces, widened, handed_out: 0 }
+        let part_bytes = part_bytes.max(CUT);
+        let left = pieces.iter().map(|piece| count_parts(piece, part_bytes)).sum();
+        Self { destination, pieces: *pieces, widened, part_bytes, handed_out: 0, within: 0, left }
     }
 
-    /// The next piece and its window.
+    /// The next piece or part of one, and its window.
     pub(crate) fn next(&mut self) -> Option<(Piece, Window)> {
-        let piece = *self.pieces.get(self.handed_out)?;
-        self.handed_out += 1;
+        let whole = self.pieces.get(self.handed_out)?;
+        let bytes = part(whole, self.within, self.part_bytes);
+        let (offset, place) = (whole.offset + self.within, whole.place + self.within);
+        let piece = Piece { offset, bytes, place, ..*whole };
+        self.within += bytes;
+        if self.within == whole.bytes {
+            (self.handed_out, self.within) = (self.handed_out + 1, 0);
+        }
+        self.left -= 1;
         let range = if self.widened { widen(&piece) } else { payload(&piece) };
         let range = range.expect("`new` has seen these ranges");
-        // SAFETY: `new` checked that the range ends inside of the destination.
+        // SAFETY: `new` checked that the range of the whole piece ends inside of the destination. Parts are cut at
+        // multiples of 4096 in the file, so where slack is included, which takes a piece that lies alike in memory,
+        // theirs is part of that of the whole, and they are disjoint.
         let base = unsafe { self.destination.base.add(range.start as usize) };
         let (len, head) = (range.end - range.start, piece.place - range.start);
         Some((piece, Window { base, len: len as usize, head: head as usize }))
     }
 
     /// Windows that were not handed out yet.
-    pub(crate) fn left(&self) -> usize {
-        self.pieces.len() - self.handed_out
+    pub(crate) const fn left(&self) -> usize {
+        self.left
     }
 
     /// Hands out no more windows.
     pub(crate) fn stop(&mut self) {
-        self.handed_out = self.pieces.len();
+        (self.handed_out, self.within, self.left) = (self.pieces.len(), 0, 0);
     }
+}
+
+/// Bytes of the part that begins `from` bytes after the start of a piece: about `part_bytes`, up to where a page of the
+/// file ends. A rest that is hardly longer stays in one, and so does what is put together from several runs of bytes.
+fn part(piece: &Piece, from: u64, part_bytes: u64) -> u64 {
+    let rest = piece.bytes - from;
+    let no_end = piece.offset.checked_add(piece.bytes).is_none();
+    if piece.blocks.is_some() || no_end || rest / 3 <= part_bytes / 2 {
+        return rest;
+    }
+    let start = piece.offset + from;
+    let end = start + part_bytes;
+    end - end % CUT - start
+}
+
+fn count_parts(piece: &Piece, part_bytes: u64) -> usize {
+    let (mut from, mut n) = (part(piece, 0, part_bytes), 1);
+    while from < piece.bytes {
+        from += part(piece, from, part_bytes);
+        n += 1;
+    }
+    n
 }
 
 fn payload(piece: &Piece) -> Option<Range<u64>> {
@@ -227,14 +311,27 @@ mod tests {
 
     /// `(start, length, head)` of every window in memory of `len` bytes that starts `shift` after a page.
     fn windows(parts: &[(u64, u64, u64)], shift: usize, len: usize) -> Vec<(usize, usize, usize)> {
+        windows_of(parts, shift, len, u64::MAX)
+    }
+
+    /// The same with a length that pieces are cut to.
+    fn windows_of(
+        parts: &[(u64, u64, u64)],
+        shift: usize,
+        len: usize,
+        part_bytes: u64,
+    ) -> Vec<(usize, usize, usize)> {
         let mut memory = Box::new(Memory([0; 4 * ALIGN]));
         let base = memory.0.as_ptr().addr() + shift;
         // SAFETY: the memory outlives the windows, which end with this function.
         let destination = unsafe { Destination::lend(&mut memory.0[shift..shift + len]) };
-        let mut split = Split::new(destination, &pieces(parts));
-        std::iter::from_fn(|| split.next())
+        let mut split = Split::new(destination, &pieces(parts), part_bytes);
+        let left = split.left();
+        let windows: Vec<_> = std::iter::from_fn(|| split.next())
             .map(|(_, w)| (w.base.addr().get() - base, w.len, w.head()))
-            .collect()
+            .collect();
+        assert_eq!((windows.len(), split.left()), (left, 0));
+        windows
     }
 
     #[test]
@@ -256,6 +353,23 @@ mod tests {
         assert_eq!(windows(&parts, 0, 2 * ALIGN), exact(&parts), "another place in the page");
         let parts = [(0, 100, 0), (8392, 100, 200)];
         assert_eq!(windows(&parts, 0, 2 * ALIGN), exact(&parts), "two in a page");
+    }
+
+    #[test]
+    fn a_long_piece_is_cut_where_pages_of_the_file_end() {
+        // 1808 bytes into the page at 8192, 12,000 bytes: pages end after 2288, 6384 and 10,480.
+        let parts = [(10_000, 12_000, 1808)];
+        let cut = |shift| windows_of(&parts, shift, 4 * ALIGN - shift, 4096);
+        assert_eq!(cut(0), [(0, 4096, 1808), (4096, 4096, 0), (8192, 8192, 0)]);
+        let exact = [(1808, 2288, 0), (4096, 4096, 0), (8192, 5616, 0)];
+        assert_eq!(cut(16), exact, "memory off the page");
+        assert_eq!(windows_of(&parts, 0, 4 * ALIGN, 8192), [(0, 16_384, 1808)], "hardly longer");
+    }
+
+    #[test]
+    fn a_piece_that_no_file_has_is_not_cut() {
+        let parts = [(u64::MAX - 10, 9000, 1)];
+        assert_eq!(windows_of(&parts, 0, 3 * ALIGN, 4096), [(1, 9000, 0)]);
     }
 
     #[test]

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::reader::ReaderKind;
+
 /// Why a store could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -22,6 +24,24 @@ pub enum StoreError {
         /// What the system says.
         source: io::Error,
     },
+    /// A mirror's file is not as long as the file that it should be a copy of.
+    #[error("{} has {found} bytes, the file that it should be a copy of has {needed}", path.display())]
+    NotACopy {
+        /// The file of the mirror.
+        path: PathBuf,
+        /// Its bytes.
+        found: u64,
+        /// Bytes of the other.
+        needed: u64,
+    },
+    /// More disks than make sense.
+    #[error("{found} mirrors were given; at most {most} are possible")]
+    MirrorCount {
+        /// What was asked for.
+        found: usize,
+        /// [`MAX_DISKS`](crate::MAX_DISKS), less one.
+        most: usize,
+    },
     /// A number of reader threads that makes no sense.
     #[error("{found} reader threads were asked for; 1 to {most} are possible")]
     ThreadCount {
@@ -29,6 +49,14 @@ pub enum StoreError {
         found: usize,
         /// [`MAX_THREADS`](crate::MAX_THREADS).
         most: usize,
+    },
+    /// The system does not read in the way that was asked for.
+    #[error("{} is not possible here: {source}; read with pread, which is the default (`--reader pread`)", kind.name())]
+    Reader {
+        /// What was asked for.
+        kind: ReaderKind,
+        /// What the system says.
+        source: io::Error,
     },
     /// The system gives no thread.
     #[error("cannot start reader thread {index}: {source}")]

@@ -87,8 +87,23 @@ impl OpenFile {
         self.version.bytes
     }
 
+    /// Whether it has as many bytes as what it is a copy of.
+    pub(crate) fn check_size(&self, needed: u64) -> Result<(), StoreError> {
+        let found = self.version.bytes;
+        if found == needed {
+            return Ok(());
+        }
+        Err(StoreError::NotACopy { path: self.path.clone(), found, needed })
+    }
+
     pub(crate) fn status(&self) -> FileStatus {
         FileStatus { path: self.path.clone(), bytes: self.version.bytes, direct: self.direct }
+    }
+
+    /// For calls that the standard library does not make.
+    #[cfg(all(target_os = "linux", feature = "io-uring"))]
+    pub(crate) fn as_raw_fd(&self) -> std::os::fd::RawFd {
+        std::os::fd::AsRawFd::as_raw_fd(&self.file)
     }
 
     /// One positional read.

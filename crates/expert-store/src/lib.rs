@@ -15,25 +15,35 @@
 
 mod counters;
 mod destination;
+mod disks;
 mod error;
 mod file;
 mod ngram;
+mod probe;
 mod queue;
 mod reader;
 mod request;
 mod resident;
 mod schedule;
+#[cfg_attr(
+    not(all(target_os = "linux", feature = "io-uring")),
+    allow(dead_code, reason = "only rings prepare slots")
+)]
+mod slots;
 mod store;
 mod sync;
 mod sys;
 mod transfer;
 
 pub use counters::{StoreCounters, Traffic};
-pub use destination::Destination;
+pub use destination::{Destination, SlotMemory};
+pub use disks::{Mirror, Notice};
 pub use error::{ReadError, StoreError};
 pub use file::{DirectMode, FileStatus};
 pub use ngram::{NgramCounters, NgramOptions, NgramStore};
+pub use probe::{ProbeError, Probed, ReadModel, probe};
+pub use reader::ReaderKind;
 pub use reader::faulty::{Fault, FaultKind, FaultPlan};
 pub use request::{Completion, Priority, ReadRequest, Ticket};
 pub use resident::ResidentRead;
-pub use store::{DEFAULT_THREADS, MAX_THREADS, Store, StoreOptions};
+pub use store::{DEFAULT_THREADS, MAX_DISKS, MAX_THREADS, Store, StoreOptions, all_threads};

@@ -19,13 +19,14 @@ use units::ExpertKey;
 use self::cache::RowCache;
 use crate::counters::{Traffic, micros};
 use crate::destination::Destination;
+use crate::disks::{Mirror, Notice};
 use crate::error::{ReadError, StoreError};
 use crate::file::DirectMode;
 use crate::reader::faulty::FaultPlan;
 use crate::request::{Priority, ReadRequest};
 use crate::store::{Store, StoreOptions};
 
-/// Reader threads: reads of one page are over so soon that a disk idles with fewer.
+/// Reader threads for all disks together: reads of one page are over so soon that a disk idles with fewer.
 const THREADS: usize = 8;
 
 /// Requests in flight; each holds up to nine rows or runs of rows. More are submitted as these end.
@@ -48,6 +49,10 @@ pub struct NgramOptions {
     pub cache_rows: usize,
     /// Whether reads may go past the page cache.
     pub direct: DirectMode,
+    /// Copies of files on other disks.
+    pub mirrors: Vec<Mirror>,
+    /// Whom to tell when a disk drops out.
+    pub notice: Option<Notice>,
     /// Reads that fail on purpose: for tests.
     pub faults: Option<FaultPlan>,
 }
@@ -139,11 +144,24 @@ impl NgramStore {
         table: NgramTable,
         options: NgramOptions,
     ) -> Result<Self, StoreError> {
-        let NgramOptions { max_tokens, heads, cache_rows, direct, faults } = options;
+        let NgramOptions { max_tokens, heads, cache_rows, direct, mirrors, notice, faults } =
+            options;
+        // The plan counts their staging.
+        let threads = (THREADS / (1 + mirrors.len())).max(1);
         let most = max_tokens * heads;
         let row_bytes = table.row_bytes();
         Ok(Self {
-            store: Store::open(files, StoreOptions { threads: THREADS, direct, faults })?,
+            store: Store::open(
+                files,
+                StoreOptions {
+                    threads,
+                    direct,
+                    mirrors,
+                    notice,
+                    faults,
+                    ..StoreOptions::default()
+                },
+            )?,
             state: State::Nothing,
             cache: RowCache::new(cache_rows.min(table.rows() as usize), row_bytes),
             table,

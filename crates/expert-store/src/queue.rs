@@ -30,9 +30,10 @@ struct State {
 }
 
 impl Queue {
-    pub(crate) fn new(readers: usize) -> Self {
+    pub(crate) fn new(readers: usize, part_bytes: u64) -> Self {
+        let schedule = Schedule::new(readers, part_bytes);
         Self {
-            state: Mutex::new(State { schedule: Schedule::new(readers), closed: false, idle: 0 }),
+            state: Mutex::new(State { schedule, closed: false, idle: 0 }),
             work: Condvar::new(),
             arrived: Condvar::new(),
             ended: Condvar::new(),
@@ -49,6 +50,12 @@ impl Queue {
         }
         self.wake(wake);
         ticket
+    }
+
+    /// A piece to read, if there is one now.
+    pub(crate) fn try_take(&self) -> Option<Job> {
+        let mut state = self.lock();
+        if state.closed { None } else { state.schedule.take() }
     }
 
     /// Blocks until there is a piece to read. None: the queue is closed.

@@ -40,6 +40,8 @@ pub(crate) struct Claim {
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) claim: Claim,
+    /// Whether it belongs to a resident tensor.
+    pub(crate) resident: bool,
     pub(crate) piece: Piece,
     pub(crate) window: Window,
 }
@@ -98,6 +100,8 @@ pub(crate) struct Schedule {
     speculative_running: usize,
     /// Most speculative pieces at readers, so that a demand read finds a free one.
     speculative_limit: usize,
+    /// Pieces that are much longer are read in parts of about this many bytes.
+    part_bytes: u64,
     /// A reader died: nothing will be read any more.
     stopped: bool,
     counters: StoreCounters,
@@ -105,8 +109,8 @@ pub(crate) struct Schedule {
 
 impl Schedule {
     /// A schedule for `readers` threads; with two or more, one never gets a speculative piece while all others
-    /// have one.
-    pub(crate) fn new(readers: usize) -> Self {
+    /// have one. Long pieces are handed out in parts of about `part_bytes`.
+    pub(crate) fn new(readers: usize, part_bytes: u64) -> Self {
         Self {
             places: Vec::new(),
             free: Vec::new(),
@@ -115,6 +119,7 @@ impl Schedule {
             outstanding: 0,
             speculative_running: 0,
             speculative_limit: readers.saturating_sub(1).max(1),
+            part_bytes,
             stopped: false,
             counters: StoreCounters::default(),
         }
@@ -130,7 +135,7 @@ impl Schedule {
         assert!(self.used() < MAX_OUTSTANDING, "{MAX_OUTSTANDING} requests are outstanding");
         let ReadRequest { key, pieces, destination } = request;
         let payload_bytes = pieces.iter().map(Piece::memory_bytes).sum();
-        let mut split = Split::new(destination, &pieces);
+        let mut split = Split::new(destination, &pieces, self.part_bytes);
         if self.stopped {
             split.stop();
         }
@@ -169,11 +174,12 @@ impl Schedule {
             .expect("a waiting request stays until its last piece is finished");
         let (piece, window) = request.split.next().expect("a waiting request has pieces left");
         request.running += 1;
+        let resident = request.reply == Reply::Ticket;
         if request.split.left() == 0 {
             waiting.pop_front();
         }
         self.speculative_running += usize::from(speculative);
-        Some(Job { claim: Claim { ticket, speculative }, piece, window })
+        Some(Job { claim: Claim { ticket, speculative }, resident, piece, window })
     }
 
     /// Takes a piece, and with it its window, back from its reader.

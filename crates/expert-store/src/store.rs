@@ -1,5 +1,6 @@
 //! The store: open files, reader threads, and the queue between them and the caller.
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -8,15 +9,17 @@ use checkpoint::Piece;
 use units::FileIndex;
 
 use crate::counters::StoreCounters;
+use crate::destination::SlotMemory;
+use crate::disks::{Disks, Mirror, Notice};
 use crate::error::StoreError;
 use crate::file::{DirectMode, FileStatus, OpenFile};
 use crate::queue::Queue;
-use crate::reader::Reader;
 use crate::reader::faulty::{FaultPlan, FaultyReader};
-use crate::reader::pread::PreadReader;
+use crate::reader::{Reader, ReaderKind};
 use crate::request::{Completion, Priority, ReadRequest, Ticket};
 use crate::schedule::{Claim, Reply};
-use crate::transfer::{STAGING_BYTES, Transfer};
+use crate::slots::{self, Slots};
+use crate::transfer::{STAGING_BYTES, Staging, Transfer};
 
 /// Reader threads unless asked otherwise: enough to keep a disk busy at the piece sizes of experts, few enough that
 /// the first record of a layer arrives early (`examples/read_rate.rs` shows both for a disk).
@@ -24,6 +27,9 @@ pub const DEFAULT_THREADS: usize = 4;
 
 /// Most reader threads.
 pub const MAX_THREADS: usize = 64;
+
+/// Most disks that a store reads from, mirrors included.
+pub const MAX_DISKS: usize = 8;
 
 /// Readers call the system and little else.
 const STACK_BYTES: usize = 256 << 10;
@@ -33,16 +39,44 @@ const STACK_BYTES: usize = 256 << 10;
 pub struct StoreOptions {
     /// Reader threads, 1 to [`MAX_THREADS`]: as many reads are at the disk at once.
     pub threads: usize,
+    /// Pieces that are much longer are read in parts of about this many bytes, by several threads; none is by default.
+    pub part_bytes: u64,
     /// Whether reads may go past the page cache.
     pub direct: DirectMode,
+    /// Which calls of the system read.
+    pub reader: ReaderKind,
+    /// Copies of files on other disks, each of which gets as many threads.
+    pub mirrors: Vec<Mirror>,
+    /// Whom to tell when a disk drops out.
+    pub notice: Option<Notice>,
     /// Reads that fail on purpose: for tests.
     pub faults: Option<FaultPlan>,
 }
 
 impl Default for StoreOptions {
     fn default() -> Self {
-        Self { threads: DEFAULT_THREADS, direct: DirectMode::Auto, faults: None }
+        Self {
+            threads: DEFAULT_THREADS,
+            part_bytes: u64::MAX,
+            direct: DirectMode::Auto,
+            reader: ReaderKind::default(),
+            mirrors: Vec::new(),
+            notice: None,
+            faults: None,
+        }
     }
+}
+
+impl StoreOptions {
+    /// Threads for all disks together.
+    pub fn all_threads(&self) -> usize {
+        all_threads(self.threads, self.mirrors.len())
+    }
+}
+
+/// Reader threads of a store with so many for each disk; no more than [`MAX_THREADS`].
+pub fn all_threads(threads: usize, mirrors: usize) -> usize {
+    threads.saturating_mul(1 + mirrors).min(MAX_THREADS)
 }
 
 /// Reads experts into slots and tensors into resident memory.
@@ -50,7 +84,8 @@ impl Default for StoreOptions {
 /// Dropping it waits for the reads that are at the disk and discards the others; afterwards no destination is
 /// touched. So drop it before the memory that it reads into.
 pub struct Store {
-    files: Arc<[OpenFile]>,
+    disks: Arc<Disks>,
+    slots: Arc<Slots>,
     queue: Arc<Queue>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -61,23 +96,29 @@ impl Store {
     /// # Errors
     /// A path that is not a readable regular file, or threads that cannot be started; see [`StoreError`].
     pub fn open(files: &[PathBuf], options: StoreOptions) -> Result<Self, StoreError> {
-        let StoreOptions { threads, direct, faults } = options;
+        let StoreOptions { threads, part_bytes, direct, reader, mirrors, notice, faults } = options;
         if !(1..=MAX_THREADS).contains(&threads) {
             return Err(StoreError::ThreadCount { found: threads, most: MAX_THREADS });
         }
-        let files: Arc<[OpenFile]> =
-            files.iter().map(|path| OpenFile::open(path, direct)).collect::<Result<_, _>>()?;
-        let pread = PreadReader { files: Arc::clone(&files) };
-        let reader: Box<dyn Reader> = match faults {
-            None => Box::new(pread),
-            Some(plan) => Box::new(FaultyReader { inner: pread, plan }),
-        };
-        let transfer = Arc::new(Transfer { files: Arc::clone(&files), reader });
+        if mirrors.len() >= MAX_DISKS {
+            return Err(StoreError::MirrorCount { found: mirrors.len(), most: MAX_DISKS - 1 });
+        }
+        let disks = Arc::new(Disks::open(files, &mirrors, direct, notice)?);
+        let threads = all_threads(threads, mirrors.len());
+        let plans: Vec<Option<FaultPlan>> = std::iter::once(faults)
+            .chain(mirrors.into_iter().map(|mirror| mirror.faults))
+            .collect();
         // Threads are added to the store, so that an error on the way ends those that run.
-        let queue = Arc::new(Queue::new(threads));
-        let mut store = Self { files, queue, threads: Vec::with_capacity(threads) };
+        let queue = Arc::new(Queue::new(threads, part_bytes));
+        let slots = Arc::default();
+        let mut store = Self { disks, slots, queue, threads: Vec::with_capacity(threads) };
         for index in 0..threads {
-            let (queue, transfer) = (Arc::clone(&store.queue), Arc::clone(&transfer));
+            let readers = plans.iter().map(|plan| with_faults(reader, plan.as_ref(), &store.slots));
+            let readers = readers
+                .collect::<io::Result<_>>()
+                .map_err(|source| StoreError::Reader { kind: reader, source })?;
+            let transfer = Transfer { disks: Arc::clone(&store.disks), readers };
+            let queue = Arc::clone(&store.queue);
             let thread = thread::Builder::new()
                 .name(format!("read-{index}"))
                 .stack_size(STACK_BYTES)
@@ -136,14 +177,19 @@ impl Store {
         self.queue.counters()
     }
 
-    /// The files and how each is read.
+    /// The files that it was opened with, and how each is read.
     pub fn files(&self) -> Vec<FileStatus> {
-        self.files.iter().map(OpenFile::status).collect()
+        self.disks.own().map(OpenFile::status).collect()
     }
 
-    /// Whether every file is read past the page cache.
+    /// Whether every file and every copy of one is read past the page cache.
     pub fn direct(&self) -> bool {
-        self.files.iter().all(OpenFile::direct)
+        self.disks.all().all(OpenFile::direct)
+    }
+
+    /// Disks that have not dropped out.
+    pub fn live_disks(&self) -> usize {
+        self.disks.live()
     }
 
     /// Reader threads.
@@ -151,8 +197,22 @@ impl Store {
         self.threads.len()
     }
 
-    /// Most memory that a store holds for staging: one buffer a thread, while resident tensors are read, and always when
-    /// experts are put together from several runs of bytes.
+    /// Says where the slots are, once and before they are read into: `io_uring` then prepares the memory of each when it
+    /// first reads into it, and not again for every read. Other readers have nothing to prepare.
+    pub fn prepare_slots(&self, slots: Vec<SlotMemory>) {
+        self.slots.set(slots);
+    }
+
+    /// Most memory that the system takes, apart from the process, to keep slots of so many bytes prepared.
+    pub const fn pinning_bytes(reader: ReaderKind, slot_bytes: u64, threads: usize) -> u64 {
+        match reader {
+            ReaderKind::Pread => 0,
+            ReaderKind::IoUring => slots::pinning_bytes(slot_bytes, threads),
+        }
+    }
+
+    /// Most memory that a store holds for staging: one buffer a thread, while resident tensors are read, and for good
+    /// when experts are put together from several runs of bytes.
     pub const fn staging_bytes(threads: usize) -> u64 {
         (threads * STAGING_BYTES) as u64
     }
@@ -172,7 +232,8 @@ impl Store {
     }
 
     pub(crate) fn assert_file(&self, file: FileIndex) {
-        assert!(file.get() < self.files.len(), "file {file} of {}", self.files.len());
+        let n_files = self.disks.own().len();
+        assert!(file.get() < n_files, "file {file} of {n_files}");
     }
 }
 
@@ -186,13 +247,36 @@ impl Drop for Store {
     }
 }
 
+/// What reads a disk, for one thread.
+fn with_faults(
+    kind: ReaderKind,
+    plan: Option<&FaultPlan>,
+    slots: &Arc<Slots>,
+) -> io::Result<Box<dyn Reader>> {
+    let inner = kind.reader(slots)?;
+    Ok(match plan {
+        None => inner,
+        Some(plan) => Box::new(FaultyReader { inner, plan: plan.clone() }),
+    })
+}
+
 /// The life of a reader thread.
 fn serve(queue: &Queue, transfer: &Transfer) {
     let mut staging = None;
-    while let Some(mut job) = queue.take() {
+    loop {
+        let Some(mut job) = queue.try_take().or_else(|| {
+            // Resident tensors are done for now, and the plan may count on this memory.
+            staging.take_if(|staging: &mut Staging| !staging.for_experts);
+            queue.take()
+        }) else {
+            return;
+        };
         let alarm = Alarm { queue, claim: job.claim };
         let outcome = transfer.run(&job.piece, &mut job.window, &mut staging);
         std::mem::forget(alarm);
+        if let Some(staging) = &mut staging {
+            staging.for_experts = !job.resident;
+        }
         queue.finish(job, outcome);
     }
 }

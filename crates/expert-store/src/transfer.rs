@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use checkpoint::{Blocks, FilePlace, Piece, Tiles};
 
 use crate::destination::{ALIGN, Window};
+use crate::disks::Disks;
 use crate::error::ReadError;
 use crate::file::OpenFile;
 use crate::reader::Reader;
@@ -35,11 +36,13 @@ pub(crate) struct Staging {
     /// With room to move the start up to the next multiple.
     memory: Vec<u8>,
     len: usize,
+    /// Whether an expert was the last to need it, so that the next one will.
+    pub(crate) for_experts: bool,
 }
 
 impl Staging {
     pub(crate) fn with_bytes(len: usize) -> Self {
-        Self { memory: vec![0; len + ALIGN], len }
+        Self { memory: vec![0; len + ALIGN], len, for_experts: false }
     }
 
     pub(crate) fn bytes(&mut self) -> &mut [u8] {
@@ -50,8 +53,16 @@ impl Staging {
 
 /// What a reader thread reads with.
 pub(crate) struct Transfer {
-    pub(crate) files: Arc<[OpenFile]>,
-    pub(crate) reader: Box<dyn Reader>,
+    pub(crate) disks: Arc<Disks>,
+    /// One for each disk.
+    pub(crate) readers: Vec<Box<dyn Reader>>,
+}
+
+/// One of the copies of a file, and what reads it.
+#[derive(Clone, Copy)]
+struct Source<'a> {
+    file: &'a OpenFile,
+    reader: &'a dyn Reader,
 }
 
 #[derive(Debug, Default)]
@@ -103,30 +114,39 @@ impl Transfer {
         if piece.bytes == 0 {
             return Ok(());
         }
-        let file = &self.files[piece.file.get()];
-        if piece.offset.checked_add(piece.bytes).is_none_or(|end| end > i64::MAX as u64) {
-            return Err(failed(file, piece, Failure::Short { found: 0 }, 0));
-        }
+        self.check_end(piece)?;
         if let Some(blocks) = &piece.blocks {
             let staging = staging.get_or_insert_with(|| Staging::with_bytes(STAGING_BYTES));
             return self.put_together(staging.bytes(), piece, blocks, window, tally);
         }
-        let head = window.head() as u64;
-        let from = piece.offset - head;
-        let in_place = window.takes_direct_reads() && from.is_multiple_of(ALIGN as u64);
-        if file.direct() && !in_place {
-            let staging = staging.get_or_insert_with(|| Staging::with_bytes(STAGING_BYTES));
-            tally.bounced = true;
-            let (start, bytes) = (window.head(), piece.bytes as usize);
-            let out = &mut window.bytes()[start..start + bytes];
-            self.through(staging.bytes(), piece, tally, |done, part| {
-                out[done..done + part.len()].copy_from_slice(part);
-            })?;
-        } else {
-            *staging = None;
-            self.in_place(file, piece, window, tally)?;
+        let start = piece.offset - window.head() as u64;
+        let in_place = window.takes_direct_reads() && start.is_multiple_of(ALIGN as u64);
+        self.disks.read(piece.file, piece.bytes, |disk, file| {
+            let from = Source { file, reader: &*self.readers[disk] };
+            if file.direct() && !in_place {
+                let staging = staging.get_or_insert_with(|| Staging::with_bytes(STAGING_BYTES));
+                tally.bounced = true;
+                let (start, bytes) = (window.head(), piece.bytes as usize);
+                let out = &mut window.bytes()[start..start + bytes];
+                let mut sink = |done: usize, part: &[u8]| {
+                    out[done..done + part.len()].copy_from_slice(part);
+                };
+                through(from, staging.bytes(), piece, tally, &mut sink)?;
+            } else {
+                *staging = None;
+                read_in_place(from, piece, window, tally)?;
+            }
+            file.check_unchanged()
+        })
+    }
+
+    /// Offsets that no file can have are the end of it; the system would call them senseless.
+    fn check_end(&self, piece: &Piece) -> Result<(), ReadError> {
+        if piece.offset.checked_add(piece.bytes).is_none_or(|end| end > i64::MAX as u64) {
+            let file = self.disks.file(piece.file);
+            return Err(failed(file, piece, Failure::Short { found: 0 }, 0));
         }
-        file.check_unchanged()
+        Ok(())
     }
 
     /// Codes, scales and biases, each run of bytes for itself, to their places in the blocks.
@@ -181,116 +201,106 @@ impl Transfer {
         staging: &mut [u8],
         run: &Piece,
         tally: &mut Tally,
-        sink: impl FnMut(usize, &[u8]),
-    ) -> Result<(), ReadError> {
-        let file = &self.files[run.file.get()];
-        if run.offset.checked_add(run.bytes).is_none_or(|end| end > i64::MAX as u64) {
-            return Err(failed(file, run, Failure::Short { found: 0 }, 0));
-        }
-        self.through(staging, run, tally, sink)?;
-        if !file.direct() {
-            file.drop_pages(run.offset, run.bytes);
-        }
-        file.check_unchanged()
-    }
-
-    fn in_place(
-        &self,
-        file: &OpenFile,
-        piece: &Piece,
-        window: &mut Window,
-        tally: &mut Tally,
-    ) -> Result<(), ReadError> {
-        let (head, bytes) = (window.head(), piece.bytes as usize);
-        if file.direct() {
-            let offset = piece.offset - head as u64;
-            let span = Span { offset, needed: head + bytes, granule: ALIGN };
-            return self
-                .fill(piece, span, window.bytes(), tally)
-                .map_err(|failure| failed(file, piece, failure, -(head as i64)));
-        }
-        let span = Span { offset: piece.offset, needed: bytes, granule: 1 };
-        let result = self.fill(piece, span, &mut window.bytes()[head..head + bytes], tally);
-        file.drop_pages(piece.offset, piece.bytes);
-        result.map_err(|failure| failed(file, piece, failure, 0))
-    }
-
-    /// Reads a run of bytes part by part; `sink` gets where a part begins, and the part.
-    fn through(
-        &self,
-        staging: &mut [u8],
-        piece: &Piece,
-        tally: &mut Tally,
         mut sink: impl FnMut(usize, &[u8]),
     ) -> Result<(), ReadError> {
-        let bytes = piece.bytes as usize;
-        let mut done = 0;
-        while done < bytes {
-            let at = piece.offset + done as u64;
-            let head = (at % ALIGN as u64) as usize;
-            let part = (staging.len() - head).min(bytes - done);
-            let needed = head + part;
-            let span = Span { offset: at - head as u64, needed, granule: ALIGN };
-            let aligned = &mut staging[..needed.next_multiple_of(ALIGN)];
-            self.fill(piece, span, aligned, tally).map_err(|failure| {
-                let file = &self.files[piece.file.get()];
-                failed(file, piece, failure, done as i64 - head as i64)
-            })?;
-            sink(done, &staging[head..needed]);
-            done += part;
-        }
-        Ok(())
+        self.check_end(run)?;
+        self.disks.read(run.file, run.bytes, |disk, file| {
+            let from = Source { file, reader: &*self.readers[disk] };
+            through(from, staging, run, tally, &mut sink)?;
+            if !file.direct() {
+                file.drop_pages(run.offset, run.bytes);
+            }
+            file.check_unchanged()
+        })
     }
+}
 
-    /// Reads until the needed bytes are there. A short read is continued at the last multiple of the granule that
-    /// it reached; one that gets no further than those before means the end of the file.
-    fn fill(
-        &self,
-        piece: &Piece,
-        span: Span,
-        out: &mut [u8],
-        tally: &mut Tally,
-    ) -> Result<(), Failure> {
-        let mut found = 0;
-        loop {
-            let start = found - found % span.granule;
-            let end = out.len().min(start + MAX_READ_BYTES);
-            let target = &mut out[start..end];
-            let read = self.read_once(piece, span.offset + start as u64, target, tally);
-            let reached = start + read.map_err(Failure::Io)?;
-            if reached >= span.needed {
-                return Ok(());
-            }
-            if reached <= found {
-                return Err(Failure::Short { found });
-            }
-            found = reached;
-        }
+fn read_in_place(
+    from: Source<'_>,
+    piece: &Piece,
+    window: &mut Window,
+    tally: &mut Tally,
+) -> Result<(), ReadError> {
+    let file = from.file;
+    let (head, bytes) = (window.head(), piece.bytes as usize);
+    if file.direct() {
+        let offset = piece.offset - head as u64;
+        let span = Span { offset, needed: head + bytes, granule: ALIGN };
+        return fill(from, span, window.bytes(), tally)
+            .map_err(|failure| failed(file, piece, failure, -(head as i64)));
     }
+    let span = Span { offset: piece.offset, needed: bytes, granule: 1 };
+    let result = fill(from, span, &mut window.bytes()[head..head + bytes], tally);
+    file.drop_pages(piece.offset, piece.bytes);
+    result.map_err(|failure| failed(file, piece, failure, 0))
+}
 
-    fn read_once(
-        &self,
-        piece: &Piece,
-        offset: u64,
-        out: &mut [u8],
-        tally: &mut Tally,
-    ) -> io::Result<usize> {
-        let mut retries = 0;
-        loop {
-            tally.reads += 1;
-            let error = match self.reader.read_at(piece.file, offset, out) {
-                Ok(n) => {
-                    tally.device_bytes += n as u64;
-                    return Ok(n.min(out.len()));
-                }
-                Err(error) => error,
-            };
-            retries += 1;
-            match error.kind() {
-                io::ErrorKind::Interrupted if retries < MAX_RETRIES => {}
-                io::ErrorKind::WouldBlock if retries < MAX_RETRIES => thread::sleep(RETRY_PAUSE),
-                _ => return Err(error),
+/// Reads a run of bytes part by part; `sink` gets where a part begins, and the part.
+fn through(
+    from: Source<'_>,
+    staging: &mut [u8],
+    piece: &Piece,
+    tally: &mut Tally,
+    sink: &mut impl FnMut(usize, &[u8]),
+) -> Result<(), ReadError> {
+    let bytes = piece.bytes as usize;
+    let mut done = 0;
+    while done < bytes {
+        let at = piece.offset + done as u64;
+        let head = (at % ALIGN as u64) as usize;
+        let part = (staging.len() - head).min(bytes - done);
+        let needed = head + part;
+        let span = Span { offset: at - head as u64, needed, granule: ALIGN };
+        let aligned = &mut staging[..needed.next_multiple_of(ALIGN)];
+        fill(from, span, aligned, tally)
+            .map_err(|failure| failed(from.file, piece, failure, done as i64 - head as i64))?;
+        sink(done, &staging[head..needed]);
+        done += part;
+    }
+    Ok(())
+}
+
+/// Reads until the needed bytes are there. A short read is continued at the last multiple of the granule that
+/// it reached; one that gets no further than those before means the end of the file.
+fn fill(from: Source<'_>, span: Span, out: &mut [u8], tally: &mut Tally) -> Result<(), Failure> {
+    let mut found = 0;
+    loop {
+        let start = found - found % span.granule;
+        let end = out.len().min(start + MAX_READ_BYTES);
+        let target = &mut out[start..end];
+        let read = read_once(from, span.offset + start as u64, target, tally);
+        let reached = start + read.map_err(Failure::Io)?;
+        if reached >= span.needed {
+            return Ok(());
+        }
+        if reached <= found {
+            return Err(Failure::Short { found });
+        }
+        found = reached;
+    }
+}
+
+fn read_once(
+    from: Source<'_>,
+    offset: u64,
+    out: &mut [u8],
+    tally: &mut Tally,
+) -> io::Result<usize> {
+    let mut retries = 0;
+    loop {
+        tally.reads += 1;
+        let error = match from.reader.read_at(from.file, offset, out) {
+            Ok(n) => {
+                tally.device_bytes += n as u64;
+                return Ok(n.min(out.len()));
             }
+            Err(error) => error,
+        };
+        retries += 1;
+        match error.kind() {
+            io::ErrorKind::Interrupted if retries < MAX_RETRIES => {}
+            io::ErrorKind::WouldBlock if retries < MAX_RETRIES => thread::sleep(RETRY_PAUSE),
+            _ => return Err(error),
         }
     }
 }

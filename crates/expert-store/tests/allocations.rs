@@ -87,6 +87,8 @@ fn ngram_store(path: &std::path::Path) -> NgramStore {
         heads: 4,
         cache_rows: 16,
         direct: DirectMode::Auto,
+        mirrors: Vec::new(),
+        notice: None,
         faults: None,
     };
     NgramStore::open(&[path.to_owned()], NgramTable { tensor }, options).expect("a regular file")

@@ -8,7 +8,8 @@ use std::ptr::NonNull;
 
 use checkpoint::{InputTensors, LayerTensors, MixerTensors, Model, ModelConfig, TensorInfo};
 use compute::backend::{Backend, KvType, Row, WeightId};
-use expert_store::{Destination, NgramStore};
+use expert_store::{Destination, NgramStore, SlotMemory};
+use units::SlotIndex;
 
 use crate::attention;
 use crate::delta_net;
@@ -58,6 +59,17 @@ pub(crate) fn slot_destination((base, len): (NonNull<u8>, usize)) -> Destination
     // - exclusive: a slot that is `Reading` is published nowhere, so no kernel looks at it, and the pool hands it to
     //   one transaction only
     unsafe { Destination::new(base, len) }
+}
+
+/// Where the first `n` slots are, for the store of the same network.
+pub(crate) fn slots(backend: &dyn Backend, n: usize) -> Vec<SlotMemory> {
+    let slots = (0..n as u32).map(|slot| {
+        let (base, len) = backend.slot_memory(SlotIndex(slot));
+        // SAFETY: the backend allocates slots once and keeps them while it lives, and `Network` drops the store before the
+        // backend.
+        unsafe { SlotMemory::new(base, len) }
+    });
+    slots.collect()
 }
 
 /// The bytes of a slot whose expert is pinned by the caller.

@@ -263,6 +263,8 @@ impl Network {
         let vocab = model.config.vocab as usize;
         let logits = backend.alloc_buffer(options.logit_rows.min(LOGIT_BLOCK), vocab)?;
         backend.alloc_slots(&options.slots)?;
+        let n_slots = options.slots.iter().map(|class| class.slots).sum();
+        experts.store().prepare_slots(crate::memory::slots(&*backend, n_slots));
         Ok(Self {
             experts,
             ngrams,

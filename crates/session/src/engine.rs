@@ -10,13 +10,16 @@ use checkpoint::{Checkpoint, CheckpointError, Model, ModelConfig, Records};
 use compute::Options;
 use compute::backend::{Activations, Backend, KvType, SlotClass};
 use expert_store::{
-    DirectMode, FaultPlan, NgramOptions, NgramStore, Store, StoreError, StoreOptions,
+    DirectMode, FaultPlan, Mirror, NgramOptions, NgramStore, Notice, ReaderKind, Store, StoreError,
+    StoreOptions,
 };
 use memory_plan::{Budget, Plan, PlanError, PlanInput, Term};
 use model::{ExpertStream, ForwardError, LoadError, Lookahead, Network, NetworkOptions};
 use slot_pool::{PolicyKind, PoolError, SlotPool};
 use units::Bytes;
 
+use crate::mirrors::{self, MirrorError, MirrorOptions};
+use crate::reads::Reads;
 use crate::sequence::{GRID, Sequence};
 use crate::slots;
 use crate::speculate::{MOST_GUESSES, Speculation, SpeculationOptions};
@@ -69,8 +72,16 @@ pub struct EngineOptions {
     pub slots: Option<u32>,
     /// Rows of the n-gram table to keep, of a model that has one.
     pub ngram_rows: u32,
-    /// How the files are read.
+    /// Whether the files are read past the page cache.
     pub direct: DirectMode,
+    /// How many reads at a time, and how long ones; the default when absent.
+    pub reads: Option<Reads>,
+    /// Which calls of the system read.
+    pub reader: ReaderKind,
+    /// Folders with copies of the model's files, on other disks.
+    pub mirrors: Vec<MirrorOptions>,
+    /// Whom to tell when a disk drops out.
+    pub notice: Option<Notice>,
     /// Reads that fail on purpose: for tests.
     pub faults: Option<FaultPlan>,
     /// Most rows of logits at once: 1 to generate.
@@ -102,6 +113,10 @@ impl EngineOptions {
             slots: None,
             ngram_rows: NGRAM_ROWS,
             direct: DirectMode::Auto,
+            reads: None,
+            reader: ReaderKind::default(),
+            mirrors: Vec::new(),
+            notice: None,
             faults: None,
             logit_rows: 1,
             draft: false,
@@ -135,6 +150,21 @@ impl EngineOptions {
     }
 }
 
+impl EngineOptions {
+    /// Reader threads for all disks together.
+    fn read_threads(&self) -> usize {
+        let threads = self.reads.unwrap_or_default().model.threads;
+        expert_store::all_threads(threads, self.mirrors.len())
+    }
+
+    /// Memory of the system for slots that are kept ready for reads. How many there will be is not known yet: no more than
+    /// the whole budget.
+    fn pinning(&self) -> Option<Term> {
+        let bytes = Store::pinning_bytes(self.reader, self.budget.bytes.0, self.read_threads());
+        (bytes > 0).then(|| Term::new("prepared slots (io_uring)", Bytes(bytes)))
+    }
+}
+
 /// Why a model could not be made ready.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
@@ -150,6 +180,9 @@ pub enum EngineError {
     /// The files cannot be read.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// A folder has no copies of the files.
+    #[error(transparent)]
+    Mirror(#[from] MirrorError),
     /// Slots and layers do not fit together.
     #[error(transparent)]
     Pool(#[from] PoolError),
@@ -239,6 +272,7 @@ impl OpenModel {
                 .chain(self.hot_set(options))
                 .chain(self.lookahead(options))
                 .chain(self.sweep(options))
+                .chain(options.pinning())
                 .collect(),
             kv_bytes_per_token: Bytes(model::kv_bytes_per_token(config, options.kv) + draft_kv),
             // The running state and the one that the next turn starts from.
@@ -327,7 +361,7 @@ impl OpenModel {
     /// Memory in which the readers put experts together. Where experts land in place, the buffers are gone once the
     /// resident weights are read.
     fn staging(&self, options: &EngineOptions) -> Option<Term> {
-        let bytes = Bytes(Store::staging_bytes(StoreOptions::default().threads));
+        let bytes = Bytes(Store::staging_bytes(options.read_threads()));
         self.records(options).are_put_together().then(|| Term::new("staging of experts", bytes))
     }
 }
@@ -385,14 +419,20 @@ impl Engine {
         options: EngineOptions,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self, EngineError> {
+        let mirrors = mirrors::find(&opened.checkpoint, &options.mirrors)?;
         let plan = opened.plan(&options)?;
         let records = opened.records(&options).into_owned();
         let OpenModel { path, checkpoint, model, tokenizer } = opened;
         let files: Vec<PathBuf> = checkpoint.files.iter().map(|f| f.path.clone()).collect();
+        let reads = options.reads.unwrap_or_default().model;
         let store_options = StoreOptions {
+            threads: reads.threads,
+            part_bytes: reads.part_bytes,
             direct: options.direct,
+            reader: options.reader,
+            mirrors: mirrors.clone(),
+            notice: options.notice,
             faults: options.faults.clone(),
-            ..StoreOptions::default()
         };
         let store = Store::open(&files, store_options)?;
         let spec = slots::pool_spec(&slots::needed(&records), records.n_experts(), &plan.classes);
@@ -401,7 +441,7 @@ impl Engine {
         if options.hot_set {
             stream.count_uses();
         }
-        let ngrams = ngram_store(&model, &files, &plan, &options)?;
+        let ngrams = ngram_store(&model, &files, &plan, (&options, mirrors))?;
         let network_options = NetworkOptions {
             max_rows: plan.pass_rows as usize,
             context_tokens: plan.context as usize,
@@ -473,7 +513,7 @@ fn ngram_store(
     model: &Model,
     files: &[PathBuf],
     plan: &Plan,
-    options: &EngineOptions,
+    (options, mirrors): (&EngineOptions, Vec<Mirror>),
 ) -> Result<Option<NgramStore>, StoreError> {
     let (Some(table), Some(shape)) = (&model.ngram_table, &model.config.ngram) else {
         return Ok(None);
@@ -483,6 +523,8 @@ fn ngram_store(
         heads: shape.heads(),
         cache_rows: options.ngram_rows as usize,
         direct: options.direct,
+        mirrors,
+        notice: options.notice,
         faults: options.faults.clone(),
     };
     NgramStore::open(files, table.clone(), options).map(Some)

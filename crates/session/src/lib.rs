@@ -5,7 +5,9 @@
 mod engine;
 mod generate;
 pub mod hot_set;
+mod mirrors;
 mod parity;
+mod reads;
 pub mod receipt;
 mod replay;
 mod sampler;
@@ -22,7 +24,9 @@ pub use generate::{
     Finish, Forced, ForcedOutcome, GenerateError, Generated, Limits, LogitsRun, generate,
 };
 pub use hot_set::{HotSet, HotSetError};
+pub use mirrors::{MirrorError, MirrorOptions};
 pub use parity::{ExpertKind, Parity, ParityError, ParityResult};
+pub use reads::{Reads, Unknown};
 pub use receipt::Receipt;
 pub use replay::{Replay, ReplayError, ReplayPolicy, Tally, replay};
 pub use sampler::{Sampler, SamplerConfig, SamplerError};

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::engine::Engine;
 use crate::generate::ForcedOutcome;
+use crate::reads::Reads;
 use crate::sequence::Phase;
 use crate::speculate::SpeculationCounters;
 
@@ -42,6 +43,8 @@ pub struct Receipt {
     pub pass_rows: usize,
     /// Whether reads bypassed the page cache.
     pub direct_reads: bool,
+    /// How experts were read.
+    pub reads: ReadsReceipt,
     /// Reading the prompt.
     pub prefill: PhaseReceipt,
     /// Generating: `tokens` counts the tokens after the first.
@@ -97,6 +100,36 @@ pub struct PhaseReceipt {
     /// Rows of the n-gram table, of a model that has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ngram: Option<NgramReceipt>,
+}
+
+/// How experts were read.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct ReadsReceipt {
+    /// Reader threads: as many reads were at the disks at once.
+    pub lanes: usize,
+    /// `pread`, `io_uring`.
+    pub reader: &'static str,
+    /// Disks with copies of the files that took part to the end.
+    pub disks: usize,
+    /// Bytes of the parts in which long pieces were read, if they were.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub part_bytes: Option<u64>,
+    /// Bytes a second that the disk delivered when it was measured, if it was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub probed_bytes_per_second: Option<u64>,
+}
+
+impl ReadsReceipt {
+    fn of(engine: &Engine) -> Self {
+        let Reads { model, probed_bytes_per_second } = engine.options.reads.unwrap_or_default();
+        Self {
+            lanes: engine.network.experts().store().threads(),
+            reader: engine.options.reader.name(),
+            disks: engine.network.experts().store().live_disks(),
+            part_bytes: (model.part_bytes != u64::MAX).then_some(model.part_bytes),
+            probed_bytes_per_second,
+        }
+    }
 }
 
 /// Rows of the n-gram table in one phase.
@@ -258,6 +291,7 @@ impl Receipt {
             draft_bytes: engine.draft_bytes().map(|bytes| bytes.0),
             pass_rows: engine.plan.pass_rows as usize,
             direct_reads: engine.network.experts().store().direct(),
+            reads: ReadsReceipt::of(engine),
             prefill: prefill.into(),
             decode: decode.into(),
             speculation: None,
@@ -304,12 +338,14 @@ pub(crate) fn written_bytes() -> u64 {
 
 /// FNV-1a (64 bit) over token ids, little-endian.
 pub fn hash_tokens(tokens: &[u32]) -> String {
-    let hash = tokens
-        .iter()
-        .flat_map(|t| t.to_le_bytes())
-        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        });
+    fnv_1a(tokens.iter().flat_map(|t| t.to_le_bytes()))
+}
+
+/// FNV-1a (64 bit) in hexadecimal digits.
+pub(crate) fn fnv_1a(bytes: impl Iterator<Item = u8>) -> String {
+    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
     format!("{hash:016x}")
 }
 

@@ -7,8 +7,13 @@ mod support;
 use std::path::{Path, PathBuf};
 
 use compute::backend::{Activations, KvType};
-use expert_store::{DirectMode, FaultKind, FaultPlan};
-use session::{BackendKind, Engine, EngineOptions, Forced, LogitsRun, OpenModel, Sequence};
+use expert_store::{
+    DirectMode, Fault, FaultKind, FaultPlan, ReadModel, ReaderKind, Store, StoreOptions,
+};
+use session::{
+    BackendKind, Engine, EngineError, EngineOptions, Forced, LogitsRun, MirrorOptions, OpenModel,
+    Reads, Sequence,
+};
 use slot_pool::PolicyKind;
 
 use support::{
@@ -158,6 +163,127 @@ fn output_never_depends_on_the_pass_length() {
 #[test]
 fn output_never_depends_on_how_files_are_read() {
     unchanged_by("reads", &[&|o| o.direct = DirectMode::Off]);
+}
+
+#[test]
+fn output_never_depends_on_the_reader() {
+    let own = std::env::current_exe().unwrap();
+    let how = StoreOptions { reader: ReaderKind::IoUring, ..StoreOptions::default() };
+    if let Err(error) = Store::open(&[own], how) {
+        eprintln!("SKIPPED: {error}");
+        return;
+    }
+    unchanged_by(
+        "reader",
+        &[&|o| (o.reader, o.slots) = (ReaderKind::IoUring, Some(20)), &|o| {
+            (o.reader, o.slots, o.direct) = (ReaderKind::IoUring, Some(20), DirectMode::Off)
+        }],
+    );
+}
+
+#[test]
+fn output_never_depends_on_reader_threads_and_parts() {
+    let reads = |threads, part_bytes| {
+        let model = ReadModel { threads, part_bytes };
+        Some(Reads { model, probed_bytes_per_second: None })
+    };
+    unchanged_by(
+        "read model",
+        &[&|o| (o.reads, o.slots) = (reads(1, u64::MAX), Some(20)), &|o| {
+            (o.reads, o.slots) = (reads(9, 4096), Some(20))
+        }],
+    );
+}
+
+/// A folder with copies of a model's files, of all or of the last one only.
+fn mirror(path: &Path, all: bool) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let files = OpenModel::open(path).unwrap().checkpoint.files;
+    let from = if all { 0 } else { files.len() - 1 };
+    for file in &files[from..] {
+        let copy = folder.path().join(file.path.file_name().unwrap());
+        std::fs::copy(&file.path, copy).unwrap();
+    }
+    folder
+}
+
+/// Fails every read from `first` on.
+fn failing_from(first: u64, kind: FaultKind) -> FaultPlan {
+    FaultPlan::new((first..first + 5000).map(|read| Fault { read, kind }).collect())
+}
+
+#[test]
+fn output_never_depends_on_mirrors_nor_on_disks_that_fail() {
+    let slow = FaultKind::Delay(std::time::Duration::from_micros(300));
+    for (path, tokens) in subjects() {
+        let few = |o: &mut EngineOptions| o.slots = Some(20);
+        let usual = run(&path, &tokens, few);
+        let (whole, part) = (mirror(&path, true), mirror(&path, false));
+        let of = |folder: &tempfile::TempDir, faults| MirrorOptions {
+            folder: folder.path().to_owned(),
+            faults,
+        };
+        let eio = |read| Some(failing_from(read, FaultKind::Error(5)));
+        for (i, (own, mirrors)) in [
+            (None, vec![of(&whole, None)]),
+            (Some(failing_from(0, slow)), vec![of(&whole, None), of(&part, None)]),
+            (eio(0), vec![of(&whole, None)]),
+            (eio(30), vec![of(&whole, Some(failing_from(0, slow)))]),
+            (None, vec![of(&whole, eio(25)), of(&part, eio(0))]),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let got = run(&path, &tokens, |o| {
+                few(o);
+                (o.faults, o.mirrors) = (own.clone(), mirrors.clone());
+            });
+            assert!(got == usual, "mirrors {i} change {}", path.display());
+        }
+    }
+}
+
+#[test]
+fn a_run_ends_with_the_last_copy_only() {
+    let (path, tokens) = subjects().swap_remove(0);
+    let whole = mirror(&path, true);
+    // The first disk fails at once, so the mirror gets every read. Gives its reads until all is loaded, and the error.
+    let attempt = |faults: &FaultPlan| {
+        let own = Some(failing_from(0, FaultKind::Error(5)));
+        let folder = whole.path().to_owned();
+        let mirrors = vec![MirrorOptions { folder, faults: Some(faults.clone()) }];
+        let options = EngineOptions { slots: Some(20), faults: own, mirrors, ..options() };
+        let mut engine = engine(&path, options);
+        let loaded = faults.reads();
+        let mut sequence = Sequence::open(&mut engine.network).unwrap();
+        let run = LogitsRun { tokens: &tokens, pass_rows: 64, progress: &|_, _| true };
+        let outcome = run.run(&mut engine.network, &mut sequence, &mut |_| {});
+        (loaded, outcome.err().map(|error| error.to_string()))
+    };
+    let counting = FaultPlan::default();
+    let (loaded, error) = attempt(&counting);
+    assert_eq!(error, None, "one copy is enough");
+    let halfway = u64::midpoint(loaded, counting.reads());
+    assert!(loaded < halfway, "the run reads experts");
+    let (_, error) = attempt(&failing_from(halfway, FaultKind::Error(5)));
+    let error = error.expect("no copy is left");
+    assert!(error.contains("kq.gguf"), "{error}");
+}
+
+#[test]
+fn a_folder_that_is_no_mirror_is_refused_before_anything_is_loaded() {
+    let (path, _) = subjects().swap_remove(0);
+    let folder = mirror(&path, true);
+    let copy = folder.path().join(path.file_name().unwrap());
+    let mut bytes = std::fs::read(&copy).unwrap();
+    let middle = bytes.len() - 1;
+    bytes[middle] ^= 1;
+    std::fs::write(&copy, bytes).unwrap();
+    let mirrors = vec![MirrorOptions { folder: folder.path().to_owned(), faults: None }];
+    let options = EngineOptions { mirrors, ..options() };
+    let outcome = Engine::load(OpenModel::open(&path).unwrap(), options, &mut |_| {});
+    let Err(EngineError::Mirror(error)) = outcome else { panic!("it was taken") };
+    assert!(error.to_string().contains("is not a copy"), "{error}");
 }
 
 #[test]

@@ -86,12 +86,17 @@ fn build(shape: &Shape) -> Gguf {
     file
 }
 
-/// Pieces of all experts of a layer tile its tensors: no byte is left out, none is read twice.
+/// Matrices of all experts of a layer tile its tensors: no byte is left out, none belongs to two.
 fn assert_tiled(model: &Model, layer: u32) {
     let mut pieces: BTreeMap<(FileIndex, u64), u64> = BTreeMap::new();
     for expert in 0..model.config.n_experts {
-        for piece in model.records.record(ExpertKey::new(layer, expert)).pieces.iter() {
-            assert_eq!(pieces.insert((piece.file, piece.offset), piece.bytes), None);
+        let record = model.records.record(ExpertKey::new(layer, expert));
+        let matrices = record.matrices();
+        for matrix in [matrices.gate, matrices.up, matrices.down] {
+            let holds = |p: &&Piece| (p.place..p.place + p.bytes).contains(&matrix.place);
+            let piece = record.pieces.iter().find(holds).expect("a matrix lies in a piece");
+            let at = (piece.file, piece.offset + (matrix.place - piece.place));
+            assert_eq!(pieces.insert(at, matrix.bytes() as u64), None);
         }
     }
     for tensor in model.records.layer(LayerIndex(layer)).tensors() {
@@ -130,6 +135,11 @@ proptest! {
                     free = end;
                 }
                 prop_assert_eq!(free, record.slot_bytes);
+                // Neighbours are one piece, and between two pieces lies a page that nobody needs.
+                for (first, second) in record.pieces.iter().zip(record.pieces.iter().skip(1)) {
+                    let free = (first.offset + first.bytes).next_multiple_of(DIRECT_ALIGN);
+                    prop_assert!(first.file != second.file || free < second.offset / DIRECT_ALIGN * DIRECT_ALIGN);
+                }
                 prop_assert_eq!(record.slot_bytes, model.records.slot_bytes(key));
                 prop_assert_eq!(record.bytes, model.records.layer(LayerIndex(layer)).record_bytes());
             }

@@ -84,7 +84,8 @@ impl Drop for Memory {
 
 fn readers(queue: &Arc<Queue>, count: usize) -> Vec<JoinHandle<()>> {
     let serve = |queue: Arc<Queue>| {
-        while let Some(mut job) = queue.take() {
+        // As readers do: what is there first, then what comes.
+        while let Some(mut job) = queue.try_take().or_else(|| queue.take()) {
             job.window.bytes().fill(TORN);
             thread::yield_now();
             job.window.bytes().fill(READ);
@@ -103,7 +104,7 @@ fn readers(queue: &Arc<Queue>, count: usize) -> Vec<JoinHandle<()>> {
 /// Runs `body` beside `count` readers, under many schedules; a deadlock fails.
 fn model(count: usize, body: impl Fn(&Arc<Queue>) + Send + Sync + 'static) {
     let run = move || {
-        let queue = Arc::new(Queue::new(count));
+        let queue = Arc::new(Queue::new(count, u64::MAX));
         let readers = readers(&queue, count);
         body(&queue);
         queue.close();
@@ -244,7 +245,7 @@ impl Gate {
 /// Runs `body` beside two readers that finish a piece only when `passes` holds. Stuck readers are a deadlock.
 fn gated(passes: fn(&GateState) -> bool, body: fn(&Queue, &Gate)) {
     let run = move || {
-        let (queue, gate) = (Arc::new(Queue::new(2)), Arc::new(Gate::default()));
+        let (queue, gate) = (Arc::new(Queue::new(2, u64::MAX)), Arc::new(Gate::default()));
         let readers = [(); 2].map(|()| {
             let (queue, gate) = (Arc::clone(&queue), Arc::clone(&gate));
             thread::spawn(move || {
@@ -336,7 +337,7 @@ fn callers_of_tickets_and_of_completions_do_not_take_from_each_other() {
 #[test]
 fn closing_with_reads_under_way_ends_all_readers() {
     let run = || {
-        let queue = Arc::new(Queue::new(2));
+        let queue = Arc::new(Queue::new(2, u64::MAX));
         let readers = readers(&queue, 2);
         let memories = [(); 3].map(|()| Memory::new());
         for (i, memory) in memories.iter().enumerate() {
@@ -354,7 +355,7 @@ fn closing_with_reads_under_way_ends_all_readers() {
 #[test]
 fn a_reader_that_dies_leaves_nobody_waiting() {
     let run = || {
-        let queue = Arc::new(Queue::new(2));
+        let queue = Arc::new(Queue::new(2, u64::MAX));
         let other = Arc::clone(&queue);
         let dying = thread::spawn(move || {
             if let Some(job) = other.take() {

@@ -7,9 +7,8 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use units::FileIndex;
-
 use super::Reader;
+use crate::file::OpenFile;
 
 /// Longest time that [`FaultKind::Hold`] holds a read back, so that no plan can hang a run.
 const HOLD_LIMIT: Duration = Duration::from_millis(200);
@@ -83,13 +82,13 @@ impl FaultPlan {
     }
 }
 
-pub(crate) struct FaultyReader<R> {
-    pub(crate) inner: R,
+pub(crate) struct FaultyReader {
+    pub(crate) inner: Box<dyn Reader>,
     pub(crate) plan: FaultPlan,
 }
 
-impl<R: Reader> Reader for FaultyReader<R> {
-    fn read_at(&self, file: FileIndex, offset: u64, out: &mut [u8]) -> io::Result<usize> {
+impl Reader for FaultyReader {
+    fn read_at(&self, file: &OpenFile, offset: u64, out: &mut [u8]) -> io::Result<usize> {
         let shared = &*self.plan.0;
         let mut progress = shared.progress.lock().unwrap_or_else(PoisonError::into_inner);
         let this = progress.begun;

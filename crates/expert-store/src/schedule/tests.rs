@@ -19,7 +19,7 @@ fn request(expert: u32, n_pieces: u64) -> ReadRequest {
 }
 
 fn schedule(readers: usize) -> Schedule {
-    Schedule::new(readers)
+    Schedule::new(readers, u64::MAX)
 }
 
 fn submit(schedule: &mut Schedule, expert: u32, n_pieces: u64, priority: Priority) -> Ticket {

@@ -1,18 +1,21 @@
 //! The right bytes at the right places, and nothing beside them.
 
-use expert_store::{DirectMode, Priority};
+use expert_store::{DirectMode, Priority, StoreOptions};
 use units::FileIndex;
 
 use crate::support::{
-    BLANK, Load, MODES, PAGE, Random, Slot, TestFiles, options, random_loads, resident,
+    BLANK, Load, MODES, PAGE, Random, Slot, TestFiles, options, random_loads, readers, resident,
 };
 
 #[test]
 fn every_byte_arrives_wherever_its_piece_begins() {
     let files = TestFiles::new(&[300_000, 4096 * 20, 4097, 1]);
     for (seed, direct) in (0..6).flat_map(|seed| MODES.map(|mode| (seed, mode))) {
-        for threads in [1, 4] {
-            let store = files.store(options(direct, threads));
+        for (reader, threads) in readers().into_iter().flat_map(|r| [(r, 1), (r, 4)]) {
+            // Whole pieces, and parts of some pages.
+            let part_bytes = if seed % 2 == 0 { u64::MAX } else { 10_000 };
+            let store =
+                files.store(StoreOptions { part_bytes, reader, ..options(direct, threads) });
             let loads = random_loads(&files, 24, seed);
             for (i, load) in loads.iter().enumerate() {
                 store.submit(load.request(), Priority::ALL[i % 3]);
@@ -56,6 +59,47 @@ fn memory_that_is_not_aligned_gets_the_same_bytes_through_staging() {
         assert!(load.is_exact(&files));
         let bounced = if store.direct() { 2 } else { 0 };
         assert_eq!(store.counters().demand.bounced, bounced);
+    }
+}
+
+#[test]
+fn prepared_slots_get_the_same_bytes_again_and_again() {
+    let files = TestFiles::new(&[6_000_000, 90_000]);
+    for (reader, direct) in readers().into_iter().flat_map(|r| MODES.map(|mode| (r, mode))) {
+        let mut loads = random_loads(&files, 12, 5);
+        loads.push(Load::new(12, &[(0, 123, 3_000_001), (0, 4_000_000, 1_500_000)]));
+        let store = files.store(StoreOptions { reader, ..options(direct, 3) });
+        // Of some slots nothing is said: reads into those are as usual.
+        store.prepare_slots(loads.iter().skip(3).map(|load| load.slot.memory()).collect());
+        for round in 0..4 {
+            for load in &mut loads {
+                load.slot.fill(round);
+            }
+            for load in &loads {
+                store.submit(load.request(), Priority::Demand);
+            }
+            for _ in &loads {
+                store.wait_any().result.unwrap();
+            }
+            assert!(loads.iter().all(|load| load.is_exact(&files)), "{reader:?} {direct:?}");
+        }
+        drop(store);
+    }
+}
+
+#[test]
+fn a_long_piece_arrives_whole_or_in_parts() {
+    let files = TestFiles::new(&[6_000_000]);
+    for (reader, direct) in readers().into_iter().flat_map(|r| MODES.map(|mode| (r, mode))) {
+        for (part_bytes, parts) in [(u64::MAX, 1), (1 << 20, 5), (100_000, 57)] {
+            let store = files.store(StoreOptions { part_bytes, reader, ..options(direct, 3) });
+            let load = Load::new(0, &[(0, 123, 5_700_001)]);
+            store.submit(load.request(), Priority::Demand);
+            assert_eq!(store.wait_any().result.unwrap(), 5_700_001);
+            assert!(load.is_exact(&files), "{reader:?} {direct:?} {part_bytes}");
+            let reads = store.counters().demand.reads;
+            assert!(reads >= parts, "{reads} reads for {parts} parts");
+        }
     }
 }
 

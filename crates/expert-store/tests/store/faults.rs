@@ -3,18 +3,20 @@
 use std::time::Duration;
 
 use expert_store::{
-    DirectMode, Fault, FaultKind, FaultPlan, Priority, ReadError, Store, StoreOptions,
+    DirectMode, Fault, FaultKind, FaultPlan, Priority, ReadError, ReaderKind, Store, StoreError,
+    StoreOptions,
 };
 use units::FileIndex;
 
-use crate::support::{Load, MODES, TestFiles};
+use crate::support::{Load, MODES, TestFiles, readers};
 
 const EINTR: i32 = libc::EINTR;
 const EAGAIN: i32 = libc::EAGAIN;
 const EIO: i32 = libc::EIO;
 
 fn faulty(files: &TestFiles, direct: DirectMode, threads: usize, plan: &FaultPlan) -> Store {
-    files.store(StoreOptions { threads, direct, faults: Some(plan.clone()) })
+    let faults = Some(plan.clone());
+    files.store(StoreOptions { threads, direct, faults, ..StoreOptions::default() })
 }
 
 fn loads() -> Vec<Load> {
@@ -51,10 +53,15 @@ fn read_all(store: &Store, files: &TestFiles, loads: &[Load]) -> Vec<ReadError> 
 /// Hits every read in turn with `kind`, and checks the errors of each round.
 fn for_every_read(kind: FaultKind, check: impl Fn(&[ReadError])) {
     let files = TestFiles::new(&[200_000, 30_000]);
-    for (direct, threads) in MODES.into_iter().flat_map(|mode| [(mode, 1), (mode, 3)]) {
+    let ways = MODES.into_iter().flat_map(|mode| [(mode, 1), (mode, 3)]);
+    for (reader, (direct, threads)) in
+        readers().into_iter().flat_map(|reader| ways.clone().map(move |way| (reader, way)))
+    {
         for read in 0.. {
             let plan = FaultPlan::nth(read, kind);
-            let store = faulty(&files, direct, threads, &plan);
+            let faults = Some(plan.clone());
+            let how = StoreOptions { threads, direct, reader, faults, ..StoreOptions::default() };
+            let store = files.store(how);
             let errors = read_all(&store, &files, &loads());
             let fired = plan.fired();
             if fired == 0 {
@@ -120,6 +127,23 @@ fn reads_that_come_back_in_another_order_change_nothing() {
         let store = faulty(&files, DirectMode::Auto, 4, &plan);
         assert!(read_all(&store, &files, &loads()).is_empty());
         assert!(plan.fired() > 0);
+    }
+}
+
+#[test]
+fn a_reader_that_the_system_refuses_is_named_with_the_reason_and_the_other_one() {
+    let source = std::io::Error::from_raw_os_error(libc::EPERM);
+    let said = StoreError::Reader { kind: ReaderKind::IoUring, source }.to_string();
+    for part in ["io_uring", "not permitted", "--reader pread"] {
+        assert!(said.contains(part), "{said}");
+    }
+    let files = TestFiles::new(&[5000]);
+    let reader = ReaderKind::IoUring;
+    let opened = Store::open(&files.paths, StoreOptions { reader, ..StoreOptions::default() });
+    // Where it is not refused, it reads; nothing else takes its place.
+    match opened {
+        Ok(store) => store.read_blocking(FileIndex(0), 0, &mut [0; 5000]).unwrap(),
+        Err(error) => assert!(matches!(error, StoreError::Reader { .. }), "{error}"),
     }
 }
 

@@ -4,6 +4,8 @@ mod blocks;
 mod bytes;
 mod faults;
 mod files;
+mod mirrors;
 mod ngram;
+mod probe;
 #[cfg(test)]
 mod support;

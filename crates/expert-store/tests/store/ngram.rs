@@ -34,7 +34,15 @@ fn open(files: &TestFiles, rows: u64, options: NgramOptions) -> NgramStore {
 }
 
 fn options(max_tokens: usize, cache_rows: usize, direct: DirectMode) -> NgramOptions {
-    NgramOptions { max_tokens, heads: HEADS, cache_rows, direct, faults: None }
+    NgramOptions {
+        max_tokens,
+        heads: HEADS,
+        cache_rows,
+        direct,
+        mirrors: Vec::new(),
+        notice: None,
+        faults: None,
+    }
 }
 
 fn row_of(files: &TestFiles, row: u64) -> &[u8] {

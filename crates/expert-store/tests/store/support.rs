@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
 use checkpoint::{Piece, Pieces};
-use expert_store::{Destination, DirectMode, ReadRequest, ResidentRead, Store, StoreOptions};
+use expert_store::{
+    Destination, DirectMode, ReadRequest, ReaderKind, ResidentRead, SlotMemory, Store, StoreOptions,
+};
 use tempfile::TempDir;
 use units::{ExpertKey, FileIndex};
 
@@ -76,7 +78,26 @@ pub(crate) fn write(path: &Path, content: &[u8]) {
 }
 
 pub(crate) fn options(direct: DirectMode, threads: usize) -> StoreOptions {
-    StoreOptions { threads, direct, faults: None }
+    StoreOptions { threads, direct, ..StoreOptions::default() }
+}
+
+/// Ways of reading that this system has.
+pub(crate) fn readers() -> Vec<ReaderKind> {
+    let own = std::env::current_exe().unwrap();
+    let here = |reader: &ReaderKind| {
+        let opened = Store::open(
+            std::slice::from_ref(&own),
+            StoreOptions { reader: *reader, ..StoreOptions::default() },
+        );
+        match opened {
+            Ok(_) => true,
+            Err(error) => {
+                eprintln!("SKIPPED: {error}");
+                false
+            }
+        }
+    };
+    [ReaderKind::Pread, ReaderKind::IoUring].into_iter().filter(here).collect()
 }
 
 /// Page-aligned memory that starts blank.
@@ -117,6 +138,12 @@ impl Slot {
     pub(crate) fn destination(&self) -> Destination {
         // SAFETY: the tests do what the line above says.
         unsafe { Destination::new(self.start(), self.len()) }
+    }
+
+    /// The caller drops the store first.
+    pub(crate) fn memory(&self) -> SlotMemory {
+        // SAFETY: the tests do what the line above says.
+        unsafe { SlotMemory::new(self.start(), self.len()) }
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
