@@ -291,6 +291,7 @@ impl From<ActivationType> for Activations {
 #[command(
     after_help = "Examples:\n  sakia run \"What is a compiler?\"\n  sakia run -m big.gguf --memory 8GiB --receipt run.json \"Hello\""
 )]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 pub(crate) struct RunArgs {
     /// What to ask; read from stdin when `-`; without it and on a terminal: chat
     pub(crate) prompt: Option<String>,
