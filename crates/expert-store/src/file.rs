@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use crate::destination::ALIGN;
 use crate::error::{ReadError, StoreError};
+use crate::staging::Staging;
 use crate::sys;
-use crate::transfer::Staging;
 
 /// Whether reads may go past the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]

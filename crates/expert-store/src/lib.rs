@@ -30,6 +30,7 @@ mod schedule;
     allow(dead_code, reason = "only rings prepare slots")
 )]
 mod slots;
+mod staging;
 mod store;
 mod sync;
 mod sys;

@@ -19,7 +19,8 @@ use crate::reader::{Reader, ReaderKind};
 use crate::request::{Completion, Priority, ReadRequest, Ticket};
 use crate::schedule::{Claim, Reply};
 use crate::slots::{self, Slots};
-use crate::transfer::{STAGING_BYTES, Staging, Transfer};
+use crate::staging::Staging;
+use crate::transfer::{STAGING_BYTES, Transfer};
 
 /// Reader threads unless asked otherwise: enough to keep a disk busy at the piece sizes of experts, few enough that
 /// the first record of a layer arrives early (`examples/read_rate.rs` shows both for a disk).

@@ -18,6 +18,7 @@ use crate::error::ReadError;
 use crate::file::OpenFile;
 use crate::reader::Reader;
 use crate::schedule::Outcome;
+use crate::staging::Staging;
 
 /// Size of a reader's staging buffer: large enough for the disk to be the limit, small enough for the budget.
 pub(crate) const STAGING_BYTES: usize = 1 << 20;
@@ -30,26 +31,6 @@ const MAX_RETRIES: u32 = 100;
 
 /// Pause before a call that the system postponed.
 const RETRY_PAUSE: Duration = Duration::from_millis(1);
-
-/// Memory on a multiple of [`ALIGN`].
-pub(crate) struct Staging {
-    /// With room to move the start up to the next multiple.
-    memory: Vec<u8>,
-    len: usize,
-    /// Whether an expert was the last to need it, so that the next one will.
-    pub(crate) for_experts: bool,
-}
-
-impl Staging {
-    pub(crate) fn with_bytes(len: usize) -> Self {
-        Self { memory: vec![0; len + ALIGN], len, for_experts: false }
-    }
-
-    pub(crate) fn bytes(&mut self) -> &mut [u8] {
-        let start = self.memory.as_ptr().align_offset(ALIGN);
-        &mut self.memory[start..start + self.len]
-    }
-}
 
 /// What a reader thread reads with.
 pub(crate) struct Transfer {

@@ -108,7 +108,7 @@ fn a_guess_that_cannot_be_read_is_no_error() {
     let (path, tokens) = (demo(), words(&npy("ids_prose.npy"), u32::from_le_bytes));
     let (expected, _) = with(&path, &tokens, usual());
     for (lookahead, kind) in
-        [(Lookahead::Tap, FaultKind::Error(5)), (Lookahead::LastToken, FaultKind::Short(7))]
+        [(Lookahead::Tap, FaultKind::Error(5)), (Lookahead::LastToken, FaultKind::Short(0))]
     {
         let with_faults = |faults| {
             let faults = Some(faults);
