@@ -472,10 +472,7 @@ fn rows_of_a_pass_share_what_is_read() {
     let path = demo();
     let mut engine = engine(&path, BackendKind::Cpu, |_| {});
     let text = text(&engine, 80);
-    let lookups = |engine: &Engine| {
-        let pool = engine.network.experts().counters().pool;
-        pool.hits + pool.misses
-    };
+    let lookups = |engine: &Engine| engine.network.experts().counters().pool.lookups;
     let before = lookups(&engine);
     follow(&mut engine, &text, 70, &[[0, 0]]);
     let alone = lookups(&engine) - before;
