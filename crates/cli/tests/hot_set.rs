@@ -50,7 +50,7 @@ fn what_a_run_used_is_kept_and_read_by_the_next() {
     assert!(hot_set()["issued"].as_u64().unwrap() > 0, "{}", hot_set());
     assert_eq!(first, second);
     assert!(second.1.is_empty(), "{second:?}");
-    assert_eq!(files(home.path()), [file.clone()], "no partial file is left");
+    assert_eq!(files(home.path()), std::slice::from_ref(&file), "no partial file is left");
     assert_ne!(std::fs::read(&file).unwrap(), written, "uses of both runs are in it");
     let without = answer(home.path(), &[&with_receipt[..], &["--no-hot-set"]].concat());
     assert_eq!((without, hot_set()), (first, Value::Null));

@@ -4,7 +4,7 @@
 
 mod support;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use compute::backend::{Activations, KvType};
 use expert_store::{
@@ -176,7 +176,7 @@ fn output_never_depends_on_the_reader() {
     unchanged_by(
         "reader",
         &[&|o| (o.reader, o.slots) = (ReaderKind::IoUring, Some(20)), &|o| {
-            (o.reader, o.slots, o.direct) = (ReaderKind::IoUring, Some(20), DirectMode::Off)
+            (o.reader, o.slots, o.direct) = (ReaderKind::IoUring, Some(20), DirectMode::Off);
         }],
     );
 }
@@ -190,7 +190,7 @@ fn output_never_depends_on_reader_threads_and_parts() {
     unchanged_by(
         "read model",
         &[&|o| (o.reads, o.slots) = (reads(1, u64::MAX), Some(20)), &|o| {
-            (o.reads, o.slots) = (reads(9, 4096), Some(20))
+            (o.reads, o.slots) = (reads(9, 4096), Some(20));
         }],
     );
 }

@@ -242,7 +242,8 @@ mod tests {
     #[test]
     fn nothing_is_guessed_before_a_plain_pass_was_measured() {
         let mut pace = Pace::new(2, 4);
-        for _ in 0..COLD + PLAIN_FIRST {
+        let passes = COLD + PLAIN_FIRST;
+        for _ in 0..passes {
             assert_eq!((pace.depth(0), pace.depth(1)), (0, 0));
             pace.record(0, 0, 0, 1.0);
         }
