@@ -24,7 +24,11 @@ pub(super) fn multiply<'x>(
     x: impl Fn(usize) -> Q8View<'x>,
     store: impl FnMut(usize, &[f32; ROWS]),
 ) {
-    packed.fill(rows, layout, |rows, first, zero, codes| transpose(rows, first, zero, codes));
+    rows.unpack(|b, rows| {
+        packed.lay_out(layout, b, rows, |rows, first, zero, codes| {
+            transpose(rows, first, zero, codes);
+        });
+    });
     let packed = &*packed;
     let block = rows.block_type.block_len();
     let tile = |xs| {

@@ -117,6 +117,8 @@ impl Layout {
 /// [`ROWS`] weight rows, laid out so that lane `r` of every vector belongs to row `r`.
 #[derive(Debug, Default)]
 pub(super) struct Packed {
+    /// Values of a block.
+    block: usize,
     /// Codes plus [`Layout::zero`], `[n_in / run, planes, run / 4, ROWS, 4]`; low halves before high ones.
     codes: Vec<u8>,
     /// Sub-scales, each twice, `[n_in / run, planes, ROWS, 2]`; those of high halves times 16.
@@ -151,58 +153,54 @@ impl Packed {
         (heads + self.codes.capacity() + words) as u64
     }
 
-    /// Takes the rows apart. `transpose(rows, first, zero, codes)` lays out 32 codes of each row from value `first` on,
-    /// raised by `zero`: `[ROWS, 8, 4]` to `[8, ROWS, 4]`.
+    /// Lays out block `b` of the rows. `transpose(rows, first, zero, codes)` does so with 32 codes of each row from
+    /// value `first` on, raised by `zero`: `[ROWS, 8, 4]` to `[8, ROWS, 4]`.
     #[inline(always)]
-    fn fill(
+    fn lay_out(
         &mut self,
-        rows: &Rows<'_>,
         layout: Layout,
+        b: usize,
+        rows: &[Unpacked; ROWS],
         transpose: impl Fn(&[Unpacked; ROWS], usize, u8, &mut [u8; 32 * ROWS]),
     ) {
         let Layout { run, zero, minima, halves, .. } = layout;
         let planes = layout.planes();
-        let Rows { block_type, n_in, bytes, .. } = *rows;
-        let block = block_type.block_len();
-        self.resize(n_in, block, layout);
-        let (runs, pairs) = (block / run, block / (2 * GROUP));
-        let Self { codes, scales, sums, heads } = self;
+        let Self { block, codes, scales, sums, heads } = self;
+        let (runs, pairs) = (*block / run, *block / (2 * GROUP));
         let by = if minima { 1 } else { i16::from(zero) };
-        let mut unpacked: [Unpacked; ROWS] = Default::default();
-        unpack_rows(block_type, bytes, n_in, &mut unpacked, |b, rows| {
-            let scales = scales.as_chunks_mut::<{ 2 * ROWS }>().0;
-            let scales = &mut scales[b * runs * planes..(b + 1) * runs * planes];
-            let sums = &mut sums.as_chunks_mut::<{ 2 * ROWS }>().0[b * pairs..(b + 1) * pairs];
-            for (r, row) in rows.iter().enumerate() {
-                heads[b].scale[r] = row.scale;
-                heads[b].min_scale[r] = row.min_scale;
-                let runs = row.scales.chunks_exact(run / GROUP);
-                for (scales, group) in scales.chunks_exact_mut(planes).zip(runs) {
-                    let scale = i16::from(group[0]);
-                    scales[0][2 * r..2 * r + 2].fill(scale);
-                    if halves {
-                        scales[1][2 * r..2 * r + 2].fill(16 * scale);
-                    }
-                }
-                let factors = if minima { &row.mins } else { &row.scales };
-                for (sums, pair) in sums.iter_mut().zip(factors.as_chunks::<2>().0) {
-                    sums[2 * r] = i16::from(pair[0]) * by;
-                    sums[2 * r + 1] = i16::from(pair[1]) * by;
-                }
-            }
-            let bytes = block * planes * ROWS;
-            let codes = codes[b * bytes..(b + 1) * bytes].as_chunks_mut().0;
-            for (k, codes) in codes.chunks_exact_mut(planes).enumerate() {
-                transpose(rows, 32 * k, zero, &mut codes[0]);
+        let scales = scales.as_chunks_mut::<{ 2 * ROWS }>().0;
+        let scales = &mut scales[b * runs * planes..(b + 1) * runs * planes];
+        let sums = &mut sums.as_chunks_mut::<{ 2 * ROWS }>().0[b * pairs..(b + 1) * pairs];
+        for (r, row) in rows.iter().enumerate() {
+            heads[b].scale[r] = row.scale;
+            heads[b].min_scale[r] = row.min_scale;
+            let runs = row.scales.chunks_exact(run / GROUP);
+            for (scales, group) in scales.chunks_exact_mut(planes).zip(runs) {
+                let scale = i16::from(group[0]);
+                scales[0][2 * r..2 * r + 2].fill(scale);
                 if halves {
-                    let [low, high] = codes else { unreachable!("two planes") };
-                    split(low, high);
+                    scales[1][2 * r..2 * r + 2].fill(16 * scale);
                 }
             }
-        });
+            let factors = if minima { &row.mins } else { &row.scales };
+            for (sums, pair) in sums.iter_mut().zip(factors.as_chunks::<2>().0) {
+                sums[2 * r] = i16::from(pair[0]) * by;
+                sums[2 * r + 1] = i16::from(pair[1]) * by;
+            }
+        }
+        let bytes = *block * planes * ROWS;
+        let codes = codes[b * bytes..(b + 1) * bytes].as_chunks_mut().0;
+        for (k, codes) in codes.chunks_exact_mut(planes).enumerate() {
+            transpose(rows, 32 * k, zero, &mut codes[0]);
+            if halves {
+                let [low, high] = codes else { unreachable!("two planes") };
+                split(low, high);
+            }
+        }
     }
 
     fn resize(&mut self, n_in: usize, block: usize, layout: Layout) {
+        self.block = block;
         resize(&mut self.codes, n_in * layout.planes() * ROWS);
         resize(&mut self.scales, n_in / layout.run * layout.planes() * 2 * ROWS);
         resize(&mut self.sums, n_in / 32 * 2 * ROWS);
@@ -247,6 +245,7 @@ impl Rows<'_> {
         store: impl FnMut(usize, &[f32; ROWS]),
     ) {
         let layout = Layout::of(self.block_type).expect("a type with integer codes");
+        packed.resize(self.n_in, self.block_type.block_len(), layout);
         match self.isa {
             // SAFETY: `Isa::Avx2` is made only after AVX2, FMA and F16C were detected on this CPU.
             #[cfg(target_arch = "x86_64")]
@@ -257,6 +256,15 @@ impl Rows<'_> {
             Isa::Scalar => portable::multiply(self, layout, packed, n, x, store),
         }
     }
+
+    /// Takes the rows apart; `each` gets every block of them. What it does is compiled for the instruction set only if
+    /// the closure is made in a function for it: closures made elsewhere may become functions of their own.
+    #[inline(always)]
+    fn unpack(&self, each: impl FnMut(usize, &[Unpacked; ROWS])) {
+        let mut unpacked: [Unpacked; ROWS] = Default::default();
+        unpack_rows(self.block_type, self.bytes, self.n_in, &mut unpacked, each);
+    }
+
     /// Columns `0..n`, [`TILE`] at a time.
     #[inline(always)]
     fn tiles<'x>(
