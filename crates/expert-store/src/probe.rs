@@ -93,7 +93,13 @@ pub fn probe(
     if bench.longest_piece() <= PARTS[1] {
         return Ok(best);
     }
-    bench.best(&parts, best.model, since)
+    let last = bench.best(&parts, best.model, since)?;
+    Ok(newer(best, last))
+}
+
+/// What was found last, unless no time was left to find anything.
+const fn newer(before: Probed, last: Probed) -> Probed {
+    if last.bytes_per_second > 0 { last } else { before }
 }
 
 /// Records of a model, memory for a few of them, and a way to time them.
@@ -243,5 +249,12 @@ mod tests {
         assert_eq!(chosen(&[&[90.0], &[100.0], &[]]), (4, 100));
         assert_eq!(chosen(&[&[], &[], &[]]), (4, 0));
         assert_eq!(chosen(&[&[90.0], &[], &[]]), (2, 90));
+    }
+
+    #[test]
+    fn a_step_without_time_takes_nothing_back() {
+        let found = |threads, bytes_per_second| Probed { model: of(threads), bytes_per_second };
+        assert_eq!(newer(found(8, 100), found(8, 0)), found(8, 100));
+        assert_eq!(newer(found(8, 100), found(4, 110)), found(4, 110));
     }
 }
