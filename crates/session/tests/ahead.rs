@@ -122,7 +122,7 @@ fn a_guess_that_cannot_be_read_is_no_error() {
         sequence.prefill(&mut engine.network, &text, &mut |_, _| {}).unwrap();
         let first = prompt.reads();
         let (mut harmless, mut errors) = (0, 0);
-        for read in (first + 60..first + 360).step_by(25) {
+        for read in (first + 60..first + 360).step_by(40) {
             let faults = FaultPlan::nth(read, kind);
             let mut engine = load(&path, with_faults(faults.clone()));
             match decode(&mut engine, &tokens) {

@@ -367,7 +367,7 @@ fn for_every_read(path: &Path, tokens: &[u32], usual: &[f32], kind: FaultKind) {
             break;
         }
         // Every early read, then some: all layers are met, of the trunk and of the draft.
-        read += if read < 10 { 1 } else { 41 };
+        read += if read < 10 { 1 } else { 83 };
     }
     assert!(read > 40, "{kind:?} was tried on {read} reads only");
     let harmless = matches!(kind, FaultKind::Hold(_));
