@@ -88,16 +88,19 @@ impl Format for Q3K {
 #[inline(always)]
 fn unpack_head(block: &[u8], out: &mut Unpacked) {
     (out.scale, out.min_scale) = (f16_at(block, 0), -f16_at(block, 2));
-    let s: &[u8; 12] = part(block, 4);
-    let pairs = out.scales.as_chunks_mut::<2>().0.iter_mut().zip(out.mins.as_chunks_mut::<2>().0);
-    for (j, (scales, mins)) in pairs.enumerate() {
-        let (scale, min) = if j < 4 {
-            (s[j] & 63, s[j + 4] & 63)
-        } else {
-            (s[j + 4] & 15 | s[j - 4] >> 6 << 4, s[j + 4] >> 4 | s[j] >> 6 << 4)
-        };
-        scales.fill(scale as i8);
-        mins.fill(min as i8);
+    // Four numbers of a word at once. Those of the last four runs are nibbles of the third word; their two upper bits
+    // are the upper bits of the others' bytes.
+    let word = |at| u32::from_le_bytes(*part(block, at));
+    let [first, second, third] = [word(4), word(8), word(12)];
+    let (six, four, upper) = (0x3f3f_3f3f, 0x0f0f_0f0f, 0x3030_3030);
+    let scales = [first & six, third & four | first >> 2 & upper];
+    let mins = [second & six, third >> 4 & four | second >> 2 & upper];
+    for (groups, words) in [(&mut out.scales, scales), (&mut out.mins, mins)] {
+        for (groups, word) in groups.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+            for (pair, number) in groups.as_chunks_mut::<2>().0.iter_mut().zip(word.to_le_bytes()) {
+                pair.fill(number.cast_signed());
+            }
+        }
     }
 }
 

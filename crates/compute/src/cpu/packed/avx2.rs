@@ -10,8 +10,10 @@ use std::arch::x86_64::*;
 
 use quant::{GROUP, Q8View, Unpacked};
 
-use super::{Layout, Packed, ROWS, Rows, TILE};
-use crate::cpu::dot::avx2::{load_f32x8, load_i8x32, load_i16x16, load_u8x32, store_f32x8};
+use super::{Layout, Packed, Place, ROWS, Rows, TILE};
+use crate::cpu::dot::avx2::{
+    load_f32x8, load_i8x16, load_i8x32, load_i16x16, load_u8x32, store_f32x8,
+};
 
 /// See [`Rows::multiply`].
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -23,11 +25,7 @@ pub(super) fn multiply<'x>(
     x: impl Fn(usize) -> Q8View<'x>,
     store: impl FnMut(usize, &[f32; ROWS]),
 ) {
-    rows.unpack(|b, rows| {
-        packed.lay_out(layout, b, rows, |rows, first, zero, codes| {
-            transpose(rows, first, zero, codes);
-        });
-    });
+    rows.unpack(|b, rows| lay_out(layout, rows, packed.block(layout, b)));
     let packed = &*packed;
     let block = rows.block_type.block_len();
     let tile = |xs| {
@@ -54,6 +52,72 @@ pub(super) fn multiply<'x>(
         values
     };
     rows.tiles(n, x, tile, store);
+}
+
+/// What [`Place::fill`] does, scales by columns of bytes.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn lay_out(layout: Layout, rows: &[Unpacked; ROWS], mut to: Place<'_>) {
+    let Layout { run, zero, minima, .. } = layout;
+    let planes = layout.planes();
+    for (r, row) in rows.iter().enumerate() {
+        to.head.scale[r] = row.scale;
+        to.head.min_scale[r] = row.min_scale;
+    }
+    let scales = by_group(rows, |row| &row.scales);
+    for (run_scales, at) in to.scales.chunks_exact_mut(planes).zip((0..).step_by(run / GROUP)) {
+        let pair = scales[at / 2];
+        let group = if at % 2 == 0 { pair } else { _mm_srli_si128::<8>(pair) };
+        let twice = _mm256_cvtepi8_epi16(_mm_unpacklo_epi8(group, group));
+        store_i16x16(&mut run_scales[0], twice);
+        if let [_, high] = run_scales {
+            store_i16x16(high, _mm256_slli_epi16::<4>(twice));
+        }
+    }
+    let factors = if minima { by_group(rows, |row| &row.mins) } else { scales };
+    let by = _mm256_set1_epi16(if minima { 1 } else { i16::from(zero) });
+    for (sums, pair) in to.sums.iter_mut().zip(factors) {
+        let pairs = _mm256_cvtepi8_epi16(_mm_unpacklo_epi8(pair, _mm_srli_si128::<8>(pair)));
+        store_i16x16(sums, _mm256_mullo_epi16(pairs, by));
+    }
+    to.codes(layout, |first, codes| transpose(rows, first, zero, codes));
+}
+
+/// A byte of each row for each group, two groups to a vector: `[ROWS, 16]` to `[8, 2, ROWS]`.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn by_group(rows: &[Unpacked; ROWS], of: impl Fn(&Unpacked) -> &[i8; 16]) -> [__m128i; 8] {
+    let row = |r: usize| load_i8x16(of(&rows[r]));
+    let halves = |a, b| [_mm_unpacklo_epi8(a, b), _mm_unpackhi_epi8(a, b)];
+    // Of rows two by two, then four by four, then all.
+    let two = [
+        halves(row(0), row(1)),
+        halves(row(2), row(3)),
+        halves(row(4), row(5)),
+        halves(row(6), row(7)),
+    ];
+    let quarters = |a: [__m128i; 2], b: [__m128i; 2]| {
+        [
+            _mm_unpacklo_epi16(a[0], b[0]),
+            _mm_unpackhi_epi16(a[0], b[0]),
+            _mm_unpacklo_epi16(a[1], b[1]),
+            _mm_unpackhi_epi16(a[1], b[1]),
+        ]
+    };
+    let (low, high) = (quarters(two[0], two[1]), quarters(two[2], two[3]));
+    let mut all = [_mm_setzero_si128(); 8];
+    for i in 0..4 {
+        all[2 * i] = _mm_unpacklo_epi32(low[i], high[i]);
+        all[2 * i + 1] = _mm_unpackhi_epi32(low[i], high[i]);
+    }
+    all
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn store_i16x16(values: &mut [i16; 16], v: __m256i) {
+    // SAFETY: 32 bytes; the store may be unaligned.
+    unsafe { _mm256_storeu_si256(values.as_mut_ptr().cast(), v) }
 }
 
 /// 32 codes of each row from value `first` on, raised by `zero`: `[ROWS, 8, 4]` to `[8, ROWS, 4]`.

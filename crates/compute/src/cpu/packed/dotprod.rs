@@ -25,7 +25,7 @@ pub(super) fn multiply<'x>(
     store: impl FnMut(usize, &[f32; ROWS]),
 ) {
     rows.unpack(|b, rows| {
-        packed.lay_out(layout, b, rows, |rows, first, zero, codes| {
+        packed.block(layout, b).fill(layout, rows, |rows, first, zero, codes| {
             transpose(rows, first, zero, codes);
         });
     });

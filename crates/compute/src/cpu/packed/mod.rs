@@ -129,6 +129,68 @@ pub(super) struct Packed {
     heads: Vec<Head>,
 }
 
+/// Where a block of each row is laid out; fields are those of [`Packed`].
+struct Place<'a> {
+    head: &'a mut Head,
+    /// `[block / 32, planes]`.
+    codes: &'a mut [[u8; 32 * ROWS]],
+    /// `[block / run, planes]`.
+    scales: &'a mut [[i16; 2 * ROWS]],
+    /// `[block / 32]`.
+    sums: &'a mut [[i16; 2 * ROWS]],
+}
+
+impl Place<'_> {
+    /// Lays out the block. `transpose(rows, first, zero, codes)` does so with 32 codes of each row from value `first`
+    /// on, raised by `zero`: `[ROWS, 8, 4]` to `[8, ROWS, 4]`.
+    #[inline(always)]
+    fn fill(
+        &mut self,
+        layout: Layout,
+        rows: &[Unpacked; ROWS],
+        transpose: impl Fn(&[Unpacked; ROWS], usize, u8, &mut [u8; 32 * ROWS]),
+    ) {
+        for (r, row) in rows.iter().enumerate() {
+            self.scale(layout, r, row);
+        }
+        self.codes(layout, |first, codes| transpose(rows, first, layout.zero, codes));
+    }
+
+    /// Lays out the scales of row `r`.
+    #[inline(always)]
+    fn scale(&mut self, layout: Layout, r: usize, row: &Unpacked) {
+        let Layout { run, zero, minima, halves, .. } = layout;
+        self.head.scale[r] = row.scale;
+        self.head.min_scale[r] = row.min_scale;
+        let runs = row.scales.chunks_exact(run / GROUP);
+        for (scales, group) in self.scales.chunks_exact_mut(layout.planes()).zip(runs) {
+            let scale = i16::from(group[0]);
+            scales[0][2 * r..2 * r + 2].fill(scale);
+            if halves {
+                scales[1][2 * r..2 * r + 2].fill(16 * scale);
+            }
+        }
+        let by = if minima { 1 } else { i16::from(zero) };
+        let factors = if minima { &row.mins } else { &row.scales };
+        for (sums, pair) in self.sums.iter_mut().zip(factors.as_chunks::<2>().0) {
+            sums[2 * r] = i16::from(pair[0]) * by;
+            sums[2 * r + 1] = i16::from(pair[1]) * by;
+        }
+    }
+
+    /// Lays out the codes; `transpose(first, codes)` does so with 32 of each row from value `first` on.
+    #[inline(always)]
+    fn codes(&mut self, layout: Layout, transpose: impl Fn(usize, &mut [u8; 32 * ROWS])) {
+        for (k, codes) in self.codes.chunks_exact_mut(layout.planes()).enumerate() {
+            transpose(32 * k, &mut codes[0]);
+            if layout.halves {
+                let [low, high] = codes else { unreachable!("two planes") };
+                split(low, high);
+            }
+        }
+    }
+}
+
 /// Scales of a block of each row.
 #[derive(Debug, Clone, Copy, Default)]
 struct Head {
@@ -153,49 +215,19 @@ impl Packed {
         (heads + self.codes.capacity() + words) as u64
     }
 
-    /// Lays out block `b` of the rows. `transpose(rows, first, zero, codes)` does so with 32 codes of each row from
-    /// value `first` on, raised by `zero`: `[ROWS, 8, 4]` to `[8, ROWS, 4]`.
+    /// Where block `b` of the rows is laid out.
     #[inline(always)]
-    fn lay_out(
-        &mut self,
-        layout: Layout,
-        b: usize,
-        rows: &[Unpacked; ROWS],
-        transpose: impl Fn(&[Unpacked; ROWS], usize, u8, &mut [u8; 32 * ROWS]),
-    ) {
-        let Layout { run, zero, minima, halves, .. } = layout;
+    fn block(&mut self, layout: Layout, b: usize) -> Place<'_> {
+        let Layout { run, .. } = layout;
         let planes = layout.planes();
         let Self { block, codes, scales, sums, heads } = self;
-        let (runs, pairs) = (*block / run, *block / (2 * GROUP));
-        let by = if minima { 1 } else { i16::from(zero) };
-        let scales = scales.as_chunks_mut::<{ 2 * ROWS }>().0;
-        let scales = &mut scales[b * runs * planes..(b + 1) * runs * planes];
-        let sums = &mut sums.as_chunks_mut::<{ 2 * ROWS }>().0[b * pairs..(b + 1) * pairs];
-        for (r, row) in rows.iter().enumerate() {
-            heads[b].scale[r] = row.scale;
-            heads[b].min_scale[r] = row.min_scale;
-            let runs = row.scales.chunks_exact(run / GROUP);
-            for (scales, group) in scales.chunks_exact_mut(planes).zip(runs) {
-                let scale = i16::from(group[0]);
-                scales[0][2 * r..2 * r + 2].fill(scale);
-                if halves {
-                    scales[1][2 * r..2 * r + 2].fill(16 * scale);
-                }
-            }
-            let factors = if minima { &row.mins } else { &row.scales };
-            for (sums, pair) in sums.iter_mut().zip(factors.as_chunks::<2>().0) {
-                sums[2 * r] = i16::from(pair[0]) * by;
-                sums[2 * r + 1] = i16::from(pair[1]) * by;
-            }
-        }
-        let bytes = *block * planes * ROWS;
-        let codes = codes[b * bytes..(b + 1) * bytes].as_chunks_mut().0;
-        for (k, codes) in codes.chunks_exact_mut(planes).enumerate() {
-            transpose(rows, 32 * k, zero, &mut codes[0]);
-            if halves {
-                let [low, high] = codes else { unreachable!("two planes") };
-                split(low, high);
-            }
+        let (runs, pairs) = (*block / run * planes, *block / (2 * GROUP));
+        let words = *block / 32 * planes;
+        Place {
+            head: &mut heads[b],
+            codes: &mut codes.as_chunks_mut().0[b * words..(b + 1) * words],
+            scales: &mut scales.as_chunks_mut().0[b * runs..(b + 1) * runs],
+            sums: &mut sums.as_chunks_mut().0[b * pairs..(b + 1) * pairs],
         }
     }
 

@@ -14,7 +14,7 @@ pub(super) fn multiply<'x>(
     x: impl Fn(usize) -> Q8View<'x>,
     store: impl FnMut(usize, &[f32; ROWS]),
 ) {
-    rows.unpack(|b, rows| packed.lay_out(layout, b, rows, transpose));
+    rows.unpack(|b, rows| packed.block(layout, b).fill(layout, rows, transpose));
     let packed = &*packed;
     let block = rows.block_type.block_len();
     let tile = |xs: [_; TILE]| xs.map(|x| column(packed, layout, block, x));

@@ -53,7 +53,7 @@ pub(in crate::cpu) fn load_i8x32(quants: &[i8; 32]) -> __m256i {
 
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn load_i8x16(quants: &[i8; 16]) -> __m128i {
+pub(in crate::cpu) fn load_i8x16(quants: &[i8; 16]) -> __m128i {
     // SAFETY: 16 bytes; the load may be unaligned.
     unsafe { _mm_loadu_si128(quants.as_ptr().cast()) }
 }
