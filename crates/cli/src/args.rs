@@ -6,9 +6,11 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use compute::backend::{Activations, KvType};
 use expert_store::{DirectMode, ReaderKind};
 use model::Lookahead;
-use session::{BackendKind, ReplayPolicy, SpeculationOptions};
+use session::{BackendKind, SpeculationOptions};
 use slot_pool::PolicyKind;
 use units::Bytes;
+
+use crate::simulate::SimulateArgs;
 
 /// Runs Mixture-of-Experts language models that are larger than memory.
 #[derive(Parser)]
@@ -42,8 +44,10 @@ pub(crate) enum Command {
     Selftest(SelftestArgs),
     /// Measure prefill and decode on given token ids
     Bench(BenchArgs),
-    /// Record which experts every token chooses, or replay such a record with other slots and policies
+    /// Record which experts every token chooses
     Trace(TraceArgs),
+    /// Run such a record, or a made one, through pools of other sizes and policies
+    Simulate(SimulateArgs),
 }
 
 impl Command {
@@ -57,6 +61,7 @@ impl Command {
             Self::Pack(args) => args.json,
             Self::Verify(args) => args.json,
             Self::Trace(args) => args.json,
+            Self::Simulate(args) => args.json,
             _ => false,
         }
     }
@@ -104,7 +109,7 @@ pub(crate) struct SpeedArgs {
     #[arg(long, value_name = "TOKENS", allow_negative_numbers = true)]
     pub(crate) pass: Option<u32>,
     /// Which expert leaves the pool
-    #[arg(long, value_enum, default_value_t = Policy::Clock, value_name = "POLICY")]
+    #[arg(long, value_enum, default_value_t = Policy::Segmented, value_name = "POLICY")]
     pub(crate) policy: Policy,
     /// Read experts ahead that the next layer may need: guessed by its router, or those of the token before
     #[arg(long, value_enum, default_value_t = LookaheadKind::Off, value_name = "HOW")]
@@ -183,10 +188,15 @@ pub(crate) enum Kv {
     F32,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Policy {
     Clock,
     Lru,
+    Segmented,
+    Frequency,
+    S3Fifo,
+    Arc,
+    PerLayer,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -236,6 +246,11 @@ impl From<Policy> for PolicyKind {
         match policy {
             Policy::Clock => Self::Clock,
             Policy::Lru => Self::Lru,
+            Policy::Segmented => Self::Segmented,
+            Policy::Frequency => Self::Frequency,
+            Policy::S3Fifo => Self::S3Fifo,
+            Policy::Arc => Self::Arc,
+            Policy::PerLayer => Self::PerLayer,
         }
     }
 }
@@ -581,77 +596,32 @@ pub(crate) struct BenchArgs {
 #[derive(Args)]
 #[command(
     group = clap::ArgGroup::new("input").required(true),
-    after_help = "Examples:\n  sakia trace -m big.gguf --memory 8GiB --ids-file ids.txt -p 256 -n 64 -o big.trace\n  sakia trace --replay big.trace --slots 1200,2400"
+    after_help = "Example:\n  sakia trace -m big.gguf --memory 8GiB --ids-file ids.txt -p 256 -n 64 -o big.trace"
 )]
 pub(crate) struct TraceArgs {
     /// Text to continue with the likeliest tokens
-    #[arg(group = "input", requires = "out")]
+    #[arg(group = "input")]
     pub(crate) prompt: Option<String>,
     /// File of token ids, separated by space, comma or line
-    #[arg(long, value_name = "FILE", group = "input", requires = "out")]
+    #[arg(long, value_name = "FILE", group = "input")]
     pub(crate) ids_file: Option<PathBuf>,
-    /// Replay this record instead
-    #[arg(long, value_name = "FILE", group = "input", requires = "slots", conflicts_with_all = ["out", "model"])]
-    pub(crate) replay: Option<PathBuf>,
     /// Where the record goes
     #[arg(short, long, value_name = "FILE")]
-    pub(crate) out: Option<PathBuf>,
+    pub(crate) out: PathBuf,
     /// Ids of the file that are read as the prompt [default: all but those of -n]
     #[arg(short = 'p', long = "prompt-tokens", value_name = "P", requires = "ids_file")]
     pub(crate) prompt_tokens: Option<usize>,
     /// Tokens that are decoded one by one: ids of the file, or the likeliest
-    #[arg(
-        short = 'n',
-        long = "decode-tokens",
-        value_name = "N",
-        default_value_t = 64,
-        conflicts_with = "replay"
-    )]
+    #[arg(short = 'n', long = "decode-tokens", value_name = "N", default_value_t = 64)]
     pub(crate) decode_tokens: usize,
-    /// Pool sizes of a replay, in slots for any expert
-    #[arg(
-        long = "slots",
-        value_name = "N,...",
-        value_delimiter = ',',
-        requires = "replay",
-        help_heading = "Replay"
-    )]
-    pub(crate) slots: Vec<u32>,
-    /// Who decides which expert leaves [default: all of them]
-    #[arg(
-        long,
-        value_enum,
-        value_name = "POLICY,...",
-        value_delimiter = ',',
-        requires = "replay",
-        help_heading = "Replay"
-    )]
-    pub(crate) policy: Vec<TracePolicy>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     /// Most memory the process may use, like 8GiB [default: 70 % of what the machine or cgroup allows]
-    #[arg(long, value_name = "SIZE", help_heading = "Memory", conflicts_with = "replay")]
+    #[arg(long, value_name = "SIZE", help_heading = "Memory")]
     pub(crate) memory: Option<Bytes>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum TracePolicy {
-    Clock,
-    Lru,
-    Belady,
-}
-
-impl From<TracePolicy> for ReplayPolicy {
-    fn from(policy: TracePolicy) -> Self {
-        match policy {
-            TracePolicy::Clock => Self::Online(PolicyKind::Clock),
-            TracePolicy::Lru => Self::Online(PolicyKind::Lru),
-            TracePolicy::Belady => Self::Belady,
-        }
-    }
 }
 
 /// Token ids of one argument.

@@ -21,6 +21,7 @@ mod pull;
 mod report;
 mod run;
 mod selftest;
+mod simulate;
 mod tokenize;
 mod trace;
 mod verify;
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
         args::Command::Selftest(args) => selftest::run(&args),
         args::Command::Bench(args) => bench::run(&args),
         args::Command::Trace(args) => trace::run(&args),
+        args::Command::Simulate(args) => simulate::run(&args),
     };
     match outcome {
         Ok(code) => code,

@@ -128,6 +128,11 @@ pub(crate) fn pull_bar(total: u64) -> ProgressBar {
     )
 }
 
+/// A bar over so many things.
+pub(crate) fn count_bar(total: u64, things: &'static str) -> ProgressBar {
+    bar(total, &format!("{{bar:30}} {{pos}}/{{len}} {things}, {{eta}} left"))
+}
+
 /// A bar over the bytes of a pack or of a check.
 pub(crate) fn work_bar(verb: &'static str, total: u64) -> ProgressBar {
     let bar = pull_bar(total);

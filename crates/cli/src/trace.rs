@@ -1,31 +1,20 @@
-//! `sakia trace`: which experts tokens choose, and what other pools would have read for them.
+//! `sakia trace`: which experts tokens choose.
 
-use std::fmt::Write as _;
-use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use clap::ValueEnum;
 use model::RouteLog;
-use serde_json::{Value, json};
+use serde_json::json;
 use session::{
-    Engine, Forced, Limits, MAX_TRACE_BYTES, OpenModel, Prompt, Replay, Sampler, SamplerConfig,
-    Sequence, Specials, Tally, Trace, generate, replay,
+    Engine, Forced, Limits, OpenModel, Prompt, Sampler, SamplerConfig, Sequence, Specials, Trace,
+    generate,
 };
 
-use crate::args::{Kv, MemoryArgs, TraceArgs, TracePolicy};
+use crate::args::{Kv, MemoryArgs, TraceArgs};
 use crate::{open, output, report};
-
-pub(crate) fn run(args: &TraceArgs) -> Result<ExitCode> {
-    match (&args.replay, &args.out) {
-        (Some(file), _) => replay_all(args, file),
-        (None, Some(out)) => record(args, out),
-        (None, None) => unreachable!("clap requires one of the two"),
-    }
-}
 
 /// Tokens of a prompt, and those that are decoded whatever the model says; none: the likeliest are.
 struct Text {
@@ -33,7 +22,8 @@ struct Text {
     forced: Option<Vec<u32>>,
 }
 
-fn record(args: &TraceArgs, out: &Path) -> Result<ExitCode> {
+pub(crate) fn run(args: &TraceArgs) -> Result<ExitCode> {
+    let out: &Path = &args.out;
     let chosen = open::choose(&args.model)?;
     let memory = MemoryArgs { memory: args.memory, context: None, kv: Kv::F16, slots: None };
     let mut options = open::options(&chosen, &memory, None)?;
@@ -108,90 +98,4 @@ fn run_text(engine: &mut Engine, text: &Text, decode_tokens: usize) -> Result<()
     let on_token = &mut |_| ControlFlow::Continue(());
     generate(&mut engine.network, &mut sequence, &prompt, &mut sampler, &limits, on_token)?;
     Ok(())
-}
-
-fn replay_all(args: &TraceArgs, file: &Path) -> Result<ExitCode> {
-    let trace = read(file).with_context(|| format!("reading {}", file.display()))?;
-    let policies =
-        if args.policy.is_empty() { TracePolicy::value_variants() } else { &args.policy[..] };
-    let mut replays = Vec::new();
-    for slots in &args.slots {
-        for policy in policies {
-            replays.push((*slots, *policy, replay(&trace, *slots, (*policy).into())?));
-        }
-    }
-    if args.json {
-        report::data(&format!("{:#}\n", as_json(&trace, &replays)));
-    } else {
-        report::text(&as_table(&trace, &replays));
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-fn read(path: &Path) -> Result<Trace> {
-    let metadata = std::fs::metadata(path)?;
-    if !metadata.is_file() {
-        bail!("it is not a regular file; a file of `sakia trace -o` is needed");
-    }
-    if metadata.len() > MAX_TRACE_BYTES {
-        bail!("it has {} bytes; a trace has at most {MAX_TRACE_BYTES}", metadata.len());
-    }
-    let mut bytes = Vec::new();
-    File::open(path)?.take(MAX_TRACE_BYTES + 1).read_to_end(&mut bytes)?;
-    Ok(Trace::decode(&bytes)?)
-}
-
-fn name(policy: TracePolicy) -> String {
-    let value = policy.to_possible_value().expect("no policy is hidden");
-    value.get_name().to_owned()
-}
-
-fn as_table(trace: &Trace, replays: &[(u32, TracePolicy, Replay)]) -> String {
-    let ([layers, experts, top_k], [prompt, decoded]) = (trace.shape(), trace.tokens());
-    let mut text = format!(
-        "{layers} layers of {experts} experts, {top_k} a token; {prompt} tokens of prompts, {decoded} decoded\n\
-         {:>7} {:>6}  {:<7} {:>12} {:>12} {:>12} {:>12}\n",
-        "slots", "of all", "policy", "decode: hits", "MB a token", "prompt: hits", "MB a token"
-    );
-    for (slots, policy, replay) in replays {
-        let share = 100.0 * f64::from(*slots) / (f64::from(layers) * f64::from(experts));
-        let hits = |tally: &Tally| format!("{:.1} %", 100.0 * tally.hit_rate());
-        let megabytes = |tally: &Tally| format!("{:.3}", tally.bytes_per_token() / 1e6);
-        let Replay { prefill, decode } = replay;
-        let _ = writeln!(
-            text,
-            "{slots:>7} {:>6}  {:<7} {:>12} {:>12} {:>12} {:>12}",
-            format!("{share:.0} %"),
-            name(*policy),
-            hits(decode),
-            megabytes(decode),
-            hits(prefill),
-            megabytes(prefill),
-        );
-    }
-    text
-}
-
-fn as_json(trace: &Trace, replays: &[(u32, TracePolicy, Replay)]) -> Value {
-    let ([layers, experts, top_k], [prompt, decoded]) = (trace.shape(), trace.tokens());
-    let tally = |tally: &Tally| {
-        let Tally { tokens, lookups, misses, bytes } = *tally;
-        json!({
-            "tokens": tokens, "lookups": lookups, "misses": misses, "read_bytes": bytes,
-            "hit_rate": tally.hit_rate(), "read_bytes_per_token": tally.bytes_per_token(),
-        })
-    };
-    let replays: Vec<Value> = replays
-        .iter()
-        .map(|(slots, policy, replay)| {
-            json!({
-                "slots": slots, "policy": name(*policy),
-                "prefill": tally(&replay.prefill), "decode": tally(&replay.decode),
-            })
-        })
-        .collect();
-    json!({
-        "layers": layers, "experts": experts, "top_k": top_k,
-        "prompt_tokens": prompt, "decode_tokens": decoded, "replays": replays,
-    })
 }

@@ -108,7 +108,7 @@ impl EngineOptions {
             backend: BackendKind::default(),
             activations: Activations::default(),
             kv: KvType::default(),
-            policy: PolicyKind::Clock,
+            policy: PolicyKind::default(),
             pass_rows: None,
             slots: None,
             ngram_rows: NGRAM_ROWS,
@@ -435,7 +435,8 @@ impl Engine {
             faults: options.faults.clone(),
         };
         let store = Store::open(&files, store_options)?;
-        let spec = slots::pool_spec(&slots::needed(&records), records.n_experts(), &plan.classes);
+        let experts = (records.n_experts(), model.config.top_k);
+        let spec = slots::pool_spec(&slots::needed(&records), experts, &plan.classes);
         let pool = SlotPool::new(spec, options.policy)?;
         let mut stream = ExpertStream::new(pool, store, records);
         if options.hot_set {

@@ -15,6 +15,7 @@ mod sequence;
 mod slots;
 mod speculate;
 mod stream;
+mod synthetic;
 mod template;
 mod tokenizer;
 mod trace;
@@ -28,13 +29,14 @@ pub use mirrors::{MirrorError, MirrorOptions};
 pub use parity::{ExpertKind, Parity, ParityError, ParityResult};
 pub use reads::{Reads, Unknown};
 pub use receipt::Receipt;
-pub use replay::{Replay, ReplayError, ReplayPolicy, Tally, replay};
+pub use replay::{Pace, Replay, ReplayError, ReplayPolicy, Tally, replay};
 pub use sampler::{Sampler, SamplerConfig, SamplerError};
 pub use sequence::{GRID, Phase, Prompt, Sequence};
 pub use speculate::{
     Depth, Drafter, MOST_GUESSES, Speculation, SpeculationCounters, SpeculationOptions,
 };
 pub use stream::TextStream;
+pub use synthetic::{Synthetic, SyntheticError};
 pub use template::{ChatTemplate, Message, RenderOptions, TemplateError};
 pub use tokenizer::{Specials, Tokenizer, TokenizerError};
 pub use trace::{MAX_TRACE_BYTES, Trace, TraceError};

@@ -4,7 +4,7 @@
 //! bound that no policy passes; it is computed here.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 
 use slot_pool::{PolicyKind, PoolError, PoolSpec, SlotPool};
 use units::{Epoch, ExpertIndex, LayerIndex};
@@ -35,12 +35,41 @@ pub struct Tally {
 }
 
 /// What a replay needed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Replay {
     /// Tokens of prompts.
     pub prefill: Tally,
     /// Generated tokens.
     pub decode: Tally,
+    /// Bytes that layers read for a generated token, and how many layers of how many tokens read so much.
+    reads: BTreeMap<u64, u64>,
+}
+
+/// How fast a machine is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Pace {
+    /// Of experts read from the disk.
+    pub bytes_per_second: f64,
+    /// Computing a layer for a token with everything there.
+    pub layer_seconds: f64,
+}
+
+impl Replay {
+    /// Seconds that a generated token would wait for the disk if a forecast named this share of the missing experts a
+    /// layer ahead; 0 without a forecast.
+    ///
+    /// An estimate: a layer waits for what is missing when its router has spoken, at the disk's full rate, and nothing
+    /// of a layer is computed meanwhile. What a forecast named is read while the layer before computes, as far as that
+    /// takes long enough; wrong guesses cost nothing.
+    pub fn stall_seconds(&self, pace: Pace, recall: f64) -> f64 {
+        let stall = |(bytes, layers): (&u64, &u64)| {
+            let seconds = *bytes as f64 / pace.bytes_per_second;
+            let hidden = (recall * seconds).min(pace.layer_seconds);
+            *layers as f64 * (seconds - hidden)
+        };
+        let total: f64 = self.reads.iter().map(stall).sum();
+        if self.decode.tokens == 0 { 0.0 } else { total / self.decode.tokens as f64 }
+    }
 }
 
 /// Why a trace cannot be replayed.
@@ -93,7 +122,7 @@ pub fn replay(trace: &Trace, slots: u32, policy: ReplayPolicy) -> Result<Replay,
     let needed = trace.slots_needed();
     let records = slots::record_classes(&needed, n_experts);
     let classes = memory_plan::deal_slots(&records, top_k, u64::from(slots)).ok_or_else(too_few)?;
-    let spec = slots::pool_spec(&needed, n_experts, &classes);
+    let spec = slots::pool_spec(&needed, (n_experts, top_k), &classes);
     let mut runner: Box<dyn Runner> = match policy {
         ReplayPolicy::Online(kind) => Box::new(Online(SlotPool::new(spec, kind)?)),
         ReplayPolicy::Belady => Box::new(Belady::new(trace, &spec)),
@@ -110,6 +139,9 @@ pub fn replay(trace: &Trace, slots: u32, policy: ReplayPolicy) -> Result<Replay,
                 // A file may name any size.
                 let bytes = misses.saturating_mul(trace.record_bytes(selection.layer));
                 tally.bytes = tally.bytes.saturating_add(bytes);
+                if selection.decodes && bytes > 0 {
+                    *replay.reads.entry(bytes).or_default() += 1;
+                }
             }
             Err(problem) => error = error.take().or(Some(problem)),
         }
@@ -310,26 +342,26 @@ mod tests {
     use super::*;
     use crate::trace::tests::made;
 
-    const POLICIES: [ReplayPolicy; 3] = [
-        ReplayPolicy::Online(PolicyKind::Clock),
-        ReplayPolicy::Online(PolicyKind::Lru),
-        ReplayPolicy::Belady,
-    ];
+    fn policies() -> Vec<ReplayPolicy> {
+        let online = PolicyKind::ALL.map(ReplayPolicy::Online);
+        online.into_iter().chain([ReplayPolicy::Belady]).collect()
+    }
 
     #[test]
     fn nobody_reads_less_than_belady_and_all_read_everything_once() {
         let trace = made(3, 16, 3, 60);
         for slots in [4, 8, 12, 20, 30, 40, 47] {
-            let [clock, lru, belady] =
-                POLICIES.map(|policy| replay(&trace, slots, policy).unwrap());
-            for other in [clock, lru] {
-                let misses = |r: Replay| r.prefill.misses + r.decode.misses;
-                assert!(misses(belady) <= misses(other), "{slots}: {belady:?} {other:?}");
+            let belady = replay(&trace, slots, ReplayPolicy::Belady).unwrap();
+            for policy in policies() {
+                let other = replay(&trace, slots, policy).unwrap();
+                let misses = |r: &Replay| r.prefill.misses + r.decode.misses;
+                assert!(misses(&belady) <= misses(&other), "{slots} {policy:?}: {other:?}");
                 assert_eq!(other.decode.lookups, 60 * 3 * 3);
             }
         }
-        let all = POLICIES.map(|policy| replay(&trace, 48, policy).unwrap());
-        assert_eq!([all[0]; 3], all, "where all fit, each is read once whoever decides");
+        let all = policies().into_iter().map(|policy| replay(&trace, 48, policy).unwrap());
+        let all: Vec<Replay> = all.collect();
+        assert!(all.iter().all(|r| *r == all[0]), "where all fit, each is read once");
         assert!(all[0].prefill.misses + all[0].decode.misses <= 48);
     }
 
@@ -377,7 +409,7 @@ mod tests {
     #[test]
     fn bytes_are_those_of_the_layers_that_miss() {
         let trace = made(2, 8, 2, 10);
-        let all = replay(&trace, 16, POLICIES[0]).unwrap();
+        let all = replay(&trace, 16, policies()[0]).unwrap();
         let (misses, bytes) =
             (all.prefill.misses + all.decode.misses, all.prefill.bytes + all.decode.bytes);
         assert!(bytes >= 1000 * misses && bytes <= 1001 * misses);
@@ -385,11 +417,25 @@ mod tests {
     }
 
     #[test]
+    fn what_a_forecast_hides_is_bounded_by_a_layers_time() {
+        let reads = BTreeMap::from([(2000, 3), (500, 1)]);
+        let decode = Tally { tokens: 2, ..Tally::default() };
+        let replay = Replay { reads, decode, ..Replay::default() };
+        let pace = Pace { bytes_per_second: 1000.0, layer_seconds: 0.5 };
+        let stall = |recall| replay.stall_seconds(pace, recall);
+        // Three layers of 2 s and one of 0.5 s, over two tokens.
+        assert_eq!(stall(0.0), 3.25);
+        assert_eq!(stall(0.2), (3.0 * 1.6 + 0.4) / 2.0);
+        assert_eq!(stall(1.0), 3.0 * 1.5 / 2.0);
+        assert_eq!(Replay::default().stall_seconds(pace, 0.0), 0.0);
+    }
+
+    #[test]
     fn slots_that_make_no_sense_are_refused() {
         let trace = made(2, 8, 2, 1);
         for slots in [0, 2, 17] {
             let error = ReplayError::Slots { slots, needed: 3, most: 16 };
-            assert_eq!(replay(&trace, slots, POLICIES[0]), Err(error));
+            assert_eq!(replay(&trace, slots, policies()[0]), Err(error));
         }
     }
 }

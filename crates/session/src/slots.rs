@@ -30,7 +30,13 @@ pub(crate) fn record_classes(needed: &[u64], n_experts: u32) -> Vec<RecordClass>
 }
 
 /// Each layer in the smallest class whose slots it fits in.
-pub(crate) fn pool_spec(needed: &[u64], n_experts: u32, classes: &[PlannedClass]) -> PoolSpec {
+///
+/// The pair: experts of a layer, and of a token there.
+pub(crate) fn pool_spec(
+    needed: &[u64],
+    (n_experts, top_k): (u32, u32),
+    classes: &[PlannedClass],
+) -> PoolSpec {
     let class_of = |needed: &u64| {
         let fitting = classes.iter().enumerate().filter(|(_, class)| class.slot_bytes >= *needed);
         fitting
@@ -45,6 +51,7 @@ pub(crate) fn pool_spec(needed: &[u64], n_experts: u32, classes: &[PlannedClass]
     PoolSpec {
         n_layers: needed.len() as u32,
         n_experts,
+        usual_selection: top_k,
         classes: classes.iter().map(class).collect(),
         class_of_layer: needed.iter().map(class_of).collect(),
     }

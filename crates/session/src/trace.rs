@@ -126,6 +126,28 @@ impl Trace {
         }
     }
 
+    /// One of which everything is given; experts of all layers are alike.
+    pub(crate) fn made(
+        [n_layers, n_experts, top_k]: [u32; 3],
+        record_bytes: u64,
+        passes: Vec<LoggedPass>,
+        experts: Vec<u16>,
+    ) -> Self {
+        let records = vec![[record_bytes, record_bytes.next_multiple_of(4096)]; n_layers as usize];
+        Self { n_layers, n_experts, top_k, records, passes, experts }
+    }
+
+    /// How often each expert was chosen, `[n_layers, n_experts]`.
+    pub fn uses(&self) -> Vec<u32> {
+        let [n_layers, n_experts, top_k] = self.shape().map(|n| n as usize);
+        let mut uses = vec![0_u32; n_layers * n_experts];
+        for (at, expert) in self.experts.iter().enumerate() {
+            let layer = at / top_k % n_layers;
+            uses[layer * n_experts + usize::from(*expert)] += 1;
+        }
+        uses
+    }
+
     /// As bytes of a file.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();

@@ -7,7 +7,7 @@ use units::{Epoch, ExpertIndex, ExpertKey, LayerIndex, SlotIndex};
 
 use crate::counters::PoolCounters;
 use crate::forecast::Shields;
-use crate::policy::{BuiltIn, Policy, PolicyKind};
+use crate::policy::{BuiltIn, Policy, PolicyKind, Shape};
 use crate::spec::{PoolError, PoolSpec};
 use crate::transaction::{Load, Phase, Transaction};
 
@@ -98,7 +98,12 @@ impl SlotPool {
     /// # Errors
     /// [`PoolError::Spec`] if a layer has no size class or a size class has no slots.
     pub fn new(spec: PoolSpec, policy: PolicyKind) -> Result<Self, PoolError> {
-        Self::with_policy(spec, |classes| BuiltIn::new(policy, classes))
+        let (class_of_layer, n_experts) = (spec.class_of_layer.clone(), spec.n_experts as usize);
+        let usual_selection = spec.usual_selection as usize;
+        Self::with_policy(spec, |classes| {
+            let class_of_layer = &class_of_layer[..];
+            BuiltIn::new(policy, &Shape { classes, class_of_layer, n_experts, usual_selection })
+        })
     }
 }
 

@@ -20,6 +20,9 @@ pub struct PoolSpec {
     pub n_layers: u32,
     /// Experts of a layer.
     pub n_experts: u32,
+    /// Experts that a layer needs for a pass of the usual kind: those of one token, or more where several tokens are
+    /// usual. A policy may measure by it; nothing else does.
+    pub usual_selection: u32,
     /// Size classes; slots are numbered class after class.
     pub classes: Vec<ClassSpec>,
     /// The class of each layer's records, `[n_layers]`.

@@ -61,10 +61,16 @@ fn pass(pool: &mut SlotPool, selection: &mut Vec<ExpertIndex>, seed: u32, n: u32
 // The only test of this binary: the counter is the whole process's.
 #[test]
 fn a_warm_pool_allocates_nothing() {
-    for policy in [PolicyKind::Clock, PolicyKind::Lru] {
+    for policy in PolicyKind::ALL {
         let classes = vec![ClassSpec { slots: 40, slot_bytes: 4096 }];
         let class_of_layer = vec![0; LAYERS as usize];
-        let spec = PoolSpec { n_layers: LAYERS, n_experts: EXPERTS, classes, class_of_layer };
+        let spec = PoolSpec {
+            n_layers: LAYERS,
+            n_experts: EXPERTS,
+            usual_selection: 8,
+            classes,
+            class_of_layer,
+        };
         let mut pool = SlotPool::new(spec, policy).expect("a sound specification");
         let mut selection = Vec::with_capacity(EXPERTS as usize);
         pass(&mut pool, &mut selection, 0, 8);

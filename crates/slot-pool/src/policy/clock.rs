@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use units::{ExpertKey, SlotIndex};
 
-use super::{Policy, slots_of};
+use super::{Policy, Shape};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Clock {
@@ -28,17 +28,17 @@ struct Dial {
 }
 
 impl Clock {
-    pub(crate) fn new(classes: &[Range<u32>]) -> Self {
+    pub(crate) fn new(shape: &Shape<'_>) -> Self {
         let dial = |slots: &Range<u32>| Dial {
             slots: slots.clone(),
             hand: slots.start,
             committed: slots.start,
         };
         Self {
-            referenced: vec![false; slots_of(classes)],
-            dials: classes.iter().map(dial).collect(),
+            referenced: vec![false; shape.slots()],
+            dials: shape.classes.iter().map(dial).collect(),
             // A bit that was cleared is not set again before the commit, so this is enough.
-            cleared: Vec::with_capacity(slots_of(classes)),
+            cleared: Vec::with_capacity(shape.slots()),
         }
     }
 }

@@ -1,23 +1,91 @@
 //! Which unpinned expert leaves.
 
+mod arc;
 mod clock;
+mod frequency;
+mod list;
 mod lru;
+mod per_layer;
+mod s3_fifo;
+mod segmented;
 
 use std::ops::Range;
 
 use units::{ExpertKey, SlotIndex};
 
+use arc::Arc;
 use clock::Clock;
+use frequency::Frequency;
 use lru::Lru;
+use per_layer::PerLayer;
+use s3_fifo::S3Fifo;
+use segmented::Segmented;
 
 /// Which policy a pool runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum PolicyKind {
     /// Second chance: the reference.
-    #[default]
     Clock,
     /// Least recently used.
     Lru,
+    /// Least recently used, in two segments: used once, used again.
+    #[default]
+    Segmented,
+    /// Least often used, old uses counting for less.
+    Frequency,
+    /// Three queues, one of them of who has left.
+    S3Fifo,
+    /// Recency and frequency in a balance that it finds itself.
+    Arc,
+    /// Least recently used, with a share of the slots for every layer.
+    PerLayer,
+}
+
+impl PolicyKind {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::Clock,
+        Self::Lru,
+        Self::Segmented,
+        Self::Frequency,
+        Self::S3Fifo,
+        Self::Arc,
+        Self::PerLayer,
+    ];
+}
+
+/// What policies are made for.
+pub(crate) struct Shape<'a> {
+    /// The slots of each size class.
+    pub(crate) classes: &'a [Range<u32>],
+    /// By layer.
+    pub(crate) class_of_layer: &'a [u32],
+    /// Of a layer.
+    pub(crate) n_experts: usize,
+    /// What a layer usually needs at once.
+    pub(crate) usual_selection: usize,
+}
+
+impl Shape<'_> {
+    /// Slots of all classes.
+    fn slots(&self) -> usize {
+        self.classes.last().map_or(0, |class| class.end) as usize
+    }
+
+    /// Layers whose experts live in a size class.
+    fn layers_of(&self, class: usize) -> usize {
+        self.class_of_layer.iter().filter(|of_layer| **of_layer as usize == class).count()
+    }
+
+    /// Experts of all layers.
+    fn keys(&self) -> usize {
+        self.class_of_layer.len() * self.n_experts
+    }
+
+    fn class_of_slot(&self) -> Vec<u32> {
+        let classes = (0..).zip(self.classes);
+        classes.flat_map(|(class, slots)| slots.clone().map(move |_| class)).collect()
+    }
 }
 
 /// Chooses victims; whether a slot may go at all is the pool's to know.
@@ -61,14 +129,23 @@ pub struct BuiltIn(Kind);
 enum Kind {
     Clock(Clock),
     Lru(Lru),
+    Segmented(Segmented),
+    Frequency(Frequency),
+    S3Fifo(S3Fifo),
+    Arc(Arc),
+    PerLayer(PerLayer),
 }
 
 impl BuiltIn {
-    /// `classes`: the slots of each size class.
-    pub(crate) fn new(kind: PolicyKind, classes: &[Range<u32>]) -> Self {
+    pub(crate) fn new(kind: PolicyKind, shape: &Shape<'_>) -> Self {
         Self(match kind {
-            PolicyKind::Clock => Kind::Clock(Clock::new(classes)),
-            PolicyKind::Lru => Kind::Lru(Lru::new(classes)),
+            PolicyKind::Clock => Kind::Clock(Clock::new(shape)),
+            PolicyKind::Lru => Kind::Lru(Lru::new(shape)),
+            PolicyKind::Segmented => Kind::Segmented(Segmented::new(shape)),
+            PolicyKind::Frequency => Kind::Frequency(Frequency::new(shape)),
+            PolicyKind::S3Fifo => Kind::S3Fifo(S3Fifo::new(shape)),
+            PolicyKind::Arc => Kind::Arc(Arc::new(shape)),
+            PolicyKind::PerLayer => Kind::PerLayer(PerLayer::new(shape)),
         })
     }
 }
@@ -79,6 +156,11 @@ macro_rules! forward {
         match &mut $self.0 {
             Kind::Clock($policy) => $call,
             Kind::Lru($policy) => $call,
+            Kind::Segmented($policy) => $call,
+            Kind::Frequency($policy) => $call,
+            Kind::S3Fifo($policy) => $call,
+            Kind::Arc($policy) => $call,
+            Kind::PerLayer($policy) => $call,
         }
     };
 }
@@ -112,9 +194,4 @@ impl Policy for BuiltIn {
     fn undo(&mut self) {
         forward!(self, policy => policy.undo());
     }
-}
-
-/// Slots of all classes.
-fn slots_of(classes: &[Range<u32>]) -> usize {
-    classes.last().map_or(0, |class| class.end) as usize
 }

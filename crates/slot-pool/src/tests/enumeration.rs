@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::world::{Action, World};
-use super::{POLICIES, pool};
+use super::{PLAIN, POLICIES, pool};
 use crate::{PolicyKind, PoolCounters};
 
 /// Two equal prints of different states would only prune the search; at 64 bits that does not happen here.
@@ -70,36 +70,44 @@ fn explore(start: World, actions: &[Action], depth: usize) -> (usize, bool) {
 }
 
 fn check(
+    policies: &[PolicyKind],
     n_layers: u32,
     n_experts: u32,
     slots: u32,
     n_txs: usize,
     depth: usize,
 ) -> Vec<(usize, bool)> {
-    let explore = |policy: PolicyKind| {
-        let start = World::new(pool(n_layers, n_experts, slots, policy), n_txs);
+    let explore = |policy: &PolicyKind| {
+        let start = World::new(pool(n_layers, n_experts, slots, *policy), n_txs);
         explore(start, &actions(n_layers, n_experts, n_txs), depth)
     };
-    POLICIES.into_iter().map(explore).collect()
+    policies.iter().map(explore).collect()
 }
 
 #[test]
 fn every_state_of_two_slots_keeps_every_promise() {
-    for (states, complete) in check(2, 2, 2, 1, usize::MAX) {
+    for (states, complete) in check(&PLAIN, 2, 2, 2, 1, usize::MAX) {
         assert!(complete && states > 1_000, "{states} states");
     }
 }
 
 #[test]
 fn every_sequence_of_calls_with_two_open_transactions_keeps_every_promise() {
-    for (states, _) in check(1, 3, 3, 2, 8) {
+    for (states, _) in check(&PLAIN, 1, 3, 3, 2, 8) {
         assert!(states > 50_000, "{states} states");
     }
 }
 
 #[test]
 fn every_sequence_of_calls_on_three_slots_keeps_every_promise() {
-    for (states, _) in check(2, 3, 3, 1, 7) {
+    for (states, _) in check(&PLAIN, 2, 3, 3, 1, 7) {
         assert!(states > 50_000, "{states} states");
+    }
+}
+
+#[test]
+fn every_short_sequence_of_calls_keeps_every_promise_under_every_policy() {
+    for (states, _) in check(&POLICIES, 2, 3, 3, 1, 5) {
+        assert!(states > 5_000, "{states} states");
     }
 }

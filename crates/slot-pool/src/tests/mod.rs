@@ -2,6 +2,7 @@
 
 mod enumeration;
 mod model;
+mod policies;
 mod promises;
 mod world;
 
@@ -9,13 +10,20 @@ use units::{Epoch, ExpertIndex, ExpertKey, LayerIndex};
 
 use crate::{ClassSpec, PolicyKind, PoolSpec, SlotPool};
 
-const POLICIES: [PolicyKind; 2] = [PolicyKind::Clock, PolicyKind::Lru];
+const POLICIES: [PolicyKind; 7] = PolicyKind::ALL;
+
+/// Those whose every state, or whose model, is small enough to be written down.
+const PLAIN: [PolicyKind; 2] = [PolicyKind::Clock, PolicyKind::Lru];
 
 /// A pool of one size class.
 fn pool(n_layers: u32, n_experts: u32, slots: u32, policy: PolicyKind) -> SlotPool {
     let classes = vec![ClassSpec { slots, slot_bytes: 4096 }];
     let class_of_layer = vec![0; n_layers as usize];
-    SlotPool::new(PoolSpec { n_layers, n_experts, classes, class_of_layer }, policy).unwrap()
+    SlotPool::new(
+        PoolSpec { n_layers, n_experts, usual_selection: 1, classes, class_of_layer },
+        policy,
+    )
+    .unwrap()
 }
 
 fn experts(ids: &[u32]) -> Vec<ExpertIndex> {

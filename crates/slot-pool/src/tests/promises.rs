@@ -353,7 +353,8 @@ fn lru_evicts_the_oldest_and_clock_gives_a_second_chance() {
 fn layers_stay_in_slots_of_their_class() {
     let classes =
         vec![ClassSpec { slots: 2, slot_bytes: 4096 }, ClassSpec { slots: 3, slot_bytes: 8192 }];
-    let spec = PoolSpec { n_layers: 2, n_experts: 5, classes, class_of_layer: vec![0, 1] };
+    let class_of_layer = vec![0, 1];
+    let spec = PoolSpec { n_layers: 2, n_experts: 5, usual_selection: 2, classes, class_of_layer };
     for policy in POLICIES {
         let mut pool = SlotPool::new(spec.clone(), policy).unwrap();
         for round in 0..4 {
@@ -372,6 +373,7 @@ fn a_contradictory_specification_is_refused() {
     let spec = |n_layers, n_experts, slots: &[u32], class_of_layer: &[u32]| PoolSpec {
         n_layers,
         n_experts,
+        usual_selection: 1,
         classes: slots.iter().map(|slots| ClassSpec { slots: *slots, slot_bytes: 4096 }).collect(),
         class_of_layer: class_of_layer.to_vec(),
     };
