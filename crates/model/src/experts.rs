@@ -28,9 +28,10 @@ pub struct ExpertStream {
     ahead: Ahead,
     /// `[n_layers * n_experts]`: how many rows chose each expert, if that is counted.
     uses: Option<Vec<u32>>,
-    /// Distinct experts of the current layer, ascending: the order of the file.
+    /// Distinct experts of the current layer, those with the fewest rows first, else in the order of the file.
     selection: Vec<ExpertIndex>,
-    chosen: Vec<bool>,
+    /// `[n_experts]`, all 0 between calls: rows of the current layer that chose each expert.
+    rows: Vec<u32>,
     wait_us: u64,
 }
 
@@ -60,9 +61,9 @@ pub(crate) struct Wave {
 impl ExpertStream {
     /// A stream over an empty pool.
     pub fn new(pool: SlotPool, store: Store, records: Records) -> Self {
-        let chosen = vec![false; records.n_experts() as usize];
+        let rows = vec![0; records.n_experts() as usize];
         let ahead = Ahead::new(n_keys(&records));
-        Self { store, pool, records, ahead, uses: None, selection: Vec::new(), chosen, wait_us: 0 }
+        Self { store, pool, records, ahead, uses: None, selection: Vec::new(), rows, wait_us: 0 }
     }
 
     /// From here on, counts how many rows choose each expert.
@@ -98,6 +99,9 @@ impl ExpertStream {
     }
 
     /// Takes the distinct experts of a layer's routes as the current selection.
+    ///
+    /// When a pass needs more of them than there are slots, those that come last are there when it ends: then these
+    /// are the ones that most rows chose, which the next tokens need most likely.
     pub(crate) fn select(&mut self, layer: LayerIndex, routes: &[Routed]) {
         if let Some(uses) = &mut self.uses {
             let layer = &mut uses[layer.get() * self.records.n_experts() as usize..];
@@ -107,13 +111,14 @@ impl ExpertStream {
             }
         }
         for routed in routes {
-            self.chosen[routed.expert.get()] = true;
+            self.rows[routed.expert.get()] += 1;
         }
         self.selection.clear();
-        for (expert, chosen) in self.chosen.iter_mut().enumerate() {
-            if std::mem::take(chosen) {
-                self.selection.push(ExpertIndex(expert as u32));
-            }
+        let experts = (0..).map(ExpertIndex).zip(&self.rows);
+        self.selection.extend(experts.filter(|(_, rows)| **rows > 0).map(|(expert, _)| expert));
+        self.selection.sort_unstable_by_key(|expert| (self.rows[expert.get()], *expert));
+        for expert in &self.selection {
+            self.rows[expert.get()] = 0;
         }
     }
 

@@ -46,24 +46,26 @@ impl<P: Policy> SlotPool<P> {
         if let Some(slot) = self.class_mut(key.layer).free.pop_back() {
             return Some(slot);
         }
-        self.find_by_turn(key, completed, search)
+        self.find_by_turn(key, completed, search, 0)
             .or_else(|| self.find_victim(key, completed, |_, shielded| !shielded))
             // A forecast is a hint: what is needed now outranks it.
             .or_else(|| self.find_victim(key, completed, |_, _| true))
     }
 
-    /// An unshielded victim of the layer whose turn is furthest away, as far as `search` has layers left.
+    /// An unshielded victim of the layer whose turn is furthest away among those that hold more than `keep`, as far as
+    /// `search` has layers left.
     pub(crate) fn find_by_turn(
         &mut self,
         key: ExpertKey,
         completed: Epoch,
         search: &mut VictimSearch,
+        keep: u32,
     ) -> Option<SlotIndex> {
         let n_layers = self.resident.len();
         while search.layers_back < n_layers {
             let layer = (key.layer.get() + n_layers - search.layers_back) % n_layers;
             let same_class = self.class_of_layer[layer] == self.class_of_layer[key.layer.get()];
-            if same_class && self.resident[layer] > 0 {
+            if same_class && self.resident[layer] > keep {
                 let of_layer =
                     |there: ExpertKey, shielded: bool| !shielded && there.layer.get() == layer;
                 if let Some(slot) = self.find_victim(key, completed, of_layer) {

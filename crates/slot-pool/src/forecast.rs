@@ -15,6 +15,9 @@ const SPARE_SLOTS: usize = 4;
 /// See [`SPARE_SLOTS`].
 const SPARE_SHARE: usize = 16;
 
+/// Layers whose experts a pass may hold at once: one that computes, one that is read.
+const LAYERS_IN_FLIGHT: usize = 2;
+
 /// Experts that a forecast expects soon.
 #[derive(Debug)]
 #[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
@@ -62,11 +65,17 @@ impl<P: Policy> SlotPool<P> {
     /// The same for a pass that needs about all experts of layer after layer: its victim is of the layer whose turn is
     /// furthest away, that of `key` counted as the first of all. So what a layer has just used makes room for the next.
     ///
+    /// What two layers need aside, every layer keeps its share of the slots, so that no layer is empty when the pass
+    /// ends and the next tokens come.
+    ///
     /// # Panics
     /// As [`Self::reserve`].
     pub fn reserve_by_turn(&mut self, key: ExpertKey, completed: Epoch) -> Option<Load> {
         let mut search = VictimSearch::FROM_THE_LAYER;
-        self.reserve_from(key, |pool| pool.find_by_turn(key, completed, &mut search))
+        let class = self.class(key.layer);
+        let aside = LAYERS_IN_FLIGHT * self.n_experts as usize;
+        let keep = (class.slots.len().saturating_sub(aside) / class.layers) as u32;
+        self.reserve_from(key, |pool| pool.find_by_turn(key, completed, &mut search, keep))
     }
 
     fn reserve_from(
