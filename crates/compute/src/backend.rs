@@ -179,6 +179,11 @@ pub struct IndexShape {
 }
 
 impl IndexShape {
+    /// Blocks that end among these positions.
+    pub const fn blocks(&self, positions: &Range<usize>) -> Range<usize> {
+        positions.start / self.ratio..positions.end / self.ratio
+    }
+
     /// Values of all layers: a key for each position, and one for each complete block.
     pub const fn values(&self, context_tokens: usize) -> usize {
         self.layers * self.dim * (context_tokens + context_tokens / self.ratio)
@@ -202,6 +207,34 @@ pub struct SequenceShape {
     pub extra_conv: Option<ConvShape>,
     /// Keys of the index, where attention is selected. Their type is that of the KV cache.
     pub index: Option<IndexShape>,
+}
+
+/// What a sequence takes to be kept outside of its backend.
+impl SequenceShape {
+    /// Bytes of what the caches hold of consecutive positions, keys of index blocks that end among them included; see
+    /// [`Backend::export_rows`].
+    pub fn rows_bytes(&self, kv: KvType, positions: &Range<usize>) -> usize {
+        let width = match kv {
+            KvType::F16 => 2,
+            KvType::F32 => 4,
+        };
+        let rows = 2 * self.kv_layers * self.kv_heads * self.head_dim * positions.len();
+        let index = self.index.map_or(0, |index| {
+            let keys = positions.len() + index.blocks(positions).len();
+            index.layers * index.dim * keys
+        });
+        width * (rows + index)
+    }
+
+    /// Bytes of a recurrent state; see [`Backend::export_state`].
+    pub fn state_bytes(&self) -> usize {
+        let recurrent = self.recurrent.map_or(0, |shape| {
+            let state = shape.value_heads * shape.key_dim * shape.value_dim;
+            shape.layers * (state + (shape.conv_kernel - 1) * shape.conv_channels())
+        });
+        let extra = self.extra_conv.map_or(0, |shape| shape.count * shape.state_len());
+        4 * (recurrent + extra)
+    }
 }
 
 /// Rotary embedding: halves as in GPT-NeoX over the first `rotary_dim` values of a head.
@@ -509,6 +542,21 @@ pub trait Backend: Send {
     fn reset(&mut self, sequence: SequenceId);
     /// Frees a snapshot.
     fn drop_snapshot(&mut self, snapshot: SnapshotId);
+    /// While the next pass runs, makes a snapshot of this sequence hold the state as it is between the rows at
+    /// `position - 1` and `position`. The pass reads up to there as prompt, and `position` is on the 64-token grid or
+    /// the pass ends with it.
+    fn mark(&mut self, sequence: SequenceId, snapshot: SnapshotId, position: usize);
+
+    // What a sequence holds, as bytes: little-endian, of the same meaning for every backend. These wait.
+
+    /// Copies what the caches hold of positions: [`SequenceShape::rows_bytes`] bytes.
+    fn export_rows(&mut self, sequence: SequenceId, positions: Range<usize>, out: &mut [u8]);
+    /// Puts back what [`Self::export_rows`] copied, of any sequence of the same shape and type.
+    fn import_rows(&mut self, sequence: SequenceId, positions: Range<usize>, bytes: &[u8]);
+    /// Copies a snapshot: [`SequenceShape::state_bytes`] bytes.
+    fn export_state(&mut self, snapshot: SnapshotId, out: &mut [u8]);
+    /// Makes what [`Self::export_state`] copied the recurrent state of a sequence.
+    fn import_state(&mut self, sequence: SequenceId, bytes: &[u8]);
 
     // Residency, in order with recorded operations.
 

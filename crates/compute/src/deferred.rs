@@ -12,6 +12,7 @@
 mod slots;
 mod worker;
 
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -105,6 +106,19 @@ impl Deferred {
             let _ = answer.send(question(backend));
         })));
         answered.recv().expect("the worker answers unless it panicked")
+    }
+
+    /// The same of bytes.
+    fn ask_for(
+        &mut self,
+        len: usize,
+        question: impl FnOnce(&mut dyn Backend, &mut [u8]) + Send + 'static,
+    ) -> Vec<u8> {
+        self.ask(move |backend| {
+            let mut bytes = vec![0; len];
+            question(backend, &mut bytes);
+            bytes
+        })
     }
 
     /// Experts that the operation recorded now will use are in use until the next epoch completes.
@@ -220,6 +234,33 @@ impl Backend for Deferred {
 
     fn drop_snapshot(&mut self, snapshot: SnapshotId) {
         self.later(move |backend| backend.drop_snapshot(snapshot));
+    }
+
+    fn mark(&mut self, sequence: SequenceId, snapshot: SnapshotId, position: usize) {
+        self.later(move |backend| backend.mark(sequence, snapshot, position));
+    }
+
+    fn export_rows(&mut self, sequence: SequenceId, positions: Range<usize>, out: &mut [u8]) {
+        let bytes = self.ask_for(out.len(), move |backend, out| {
+            backend.export_rows(sequence, positions, out);
+        });
+        out.copy_from_slice(&bytes);
+    }
+
+    fn import_rows(&mut self, sequence: SequenceId, positions: Range<usize>, bytes: &[u8]) {
+        let bytes = bytes.to_vec();
+        self.later(move |backend| backend.import_rows(sequence, positions, &bytes));
+    }
+
+    fn export_state(&mut self, snapshot: SnapshotId, out: &mut [u8]) {
+        let bytes =
+            self.ask_for(out.len(), move |backend, out| backend.export_state(snapshot, out));
+        out.copy_from_slice(&bytes);
+    }
+
+    fn import_state(&mut self, sequence: SequenceId, bytes: &[u8]) {
+        let bytes = bytes.to_vec();
+        self.later(move |backend| backend.import_state(sequence, &bytes));
     }
 
     fn publish(&mut self, key: ExpertKey, slot: SlotIndex, matrices: &ExpertMatrices) {

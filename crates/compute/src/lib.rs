@@ -17,6 +17,10 @@ pub mod selftest;
 
 use backend::{Activations, Backend, KvType};
 
+/// Version of the numerics contract: another number whenever any operation gives any row other bits than before. What is
+/// kept of a computation is of use only as long as this stays the same.
+pub const CONTRACT: u32 = 1;
+
 /// How a host-side backend computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {

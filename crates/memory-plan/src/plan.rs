@@ -34,12 +34,16 @@ pub struct PlanInput<'a> {
     pub process_base: Bytes,
     /// Weights that stay in memory.
     pub resident: Vec<Term>,
-    /// KV cache of one position.
+    /// KV cache of one position of a sequence.
     pub kv_bytes_per_token: Bytes,
-    /// Recurrent state, snapshots included.
+    /// Recurrent state of a sequence, snapshots included.
     pub state: Bytes,
-    /// Positions to reserve.
+    /// Positions to reserve for each sequence.
     pub context: u32,
+    /// Sequences that run side by side.
+    pub sequences: u32,
+    /// Prefixes of prompts that are kept besides.
+    pub prefix: Bytes,
     /// Whether that is a default and not what the user asked for.
     pub context_is_default: bool,
     /// Scratch of a pass of so many rows; more rows need no less.
@@ -181,20 +185,31 @@ impl Passes {
     }
 }
 
+/// How a note says that a term is of several sequences.
+fn times(sequences: u32) -> String {
+    if sequences > 1 { format!("{sequences} × ") } else { String::new() }
+}
+
 fn fixed_terms(input: &PlanInput<'_>, context: u32) -> Vec<Term> {
+    let all = |one: u64| Bytes(one.saturating_mul(u64::from(input.sequences)));
     let mut terms = vec![
         Term::new("process", input.process_base).with_note("measured before anything is reserved"),
         Term::new("resident weights", sum(&input.resident)),
     ];
     if input.kv_bytes_per_token > Bytes::ZERO {
-        let bytes = Bytes(input.kv_bytes_per_token.0.saturating_mul(u64::from(context)));
+        let bytes = input.kv_bytes_per_token.0.saturating_mul(u64::from(context));
         let default = input.context_is_default && context == input.context;
         let why = if default { ", the default" } else { "" };
-        terms.push(Term::new("KV cache", bytes).with_note(format!("{context} tokens{why}")));
+        let note = format!("{}{context} tokens{why}", times(input.sequences));
+        terms.push(Term::new("KV cache", all(bytes)).with_note(note));
     }
     if input.state > Bytes::ZERO {
-        let note = "running, and where the next turn begins";
-        terms.push(Term::new("recurrent state", input.state).with_note(note));
+        let note = format!("{}running, and where the next turn begins", times(input.sequences));
+        terms.push(Term::new("recurrent state", all(input.state.0)).with_note(note));
+    }
+    if input.prefix > Bytes::ZERO {
+        let note = "beginnings of prompts that may come again";
+        terms.push(Term::new("prefix cache", input.prefix).with_note(note));
     }
     terms
 }

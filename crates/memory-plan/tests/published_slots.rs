@@ -22,6 +22,8 @@ fn slots_for(classes: &[RecordClass], bytes: u64) -> Plan {
         kv_bytes_per_token: Bytes::ZERO,
         state: Bytes::ZERO,
         context: 1,
+        sequences: 1,
+        prefix: Bytes::ZERO,
         context_is_default: false,
         scratch: &|_| vec![Term::new("nothing", Bytes::ZERO)],
         passes: &[64],

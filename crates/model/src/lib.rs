@@ -6,7 +6,8 @@
 //! Start at [`Network::forward`]; a layer is sequenced in `layer.rs`, what it takes from the residual and gives back
 //! in `streams.rs`, its two mixers in `attention.rs` and `delta_net.rs`, its experts in `moe.rs` (what runs) and
 //! `experts.rs` (which bytes move), guesses of the next layer's in `lookahead.rs`, rows of an n-gram table in `ngram.rs`,
-//! a block that guesses tokens ahead in `network/draft.rs`, how guesses are run and taken back in `network/verify.rs`.
+//! a block that guesses tokens ahead in `network/draft.rs`, how guesses are run and taken back in `network/verify.rs`,
+//! what a sequence holds of a prompt as bytes in `network/prefix.rs`.
 
 mod attention;
 mod delta_net;
@@ -30,5 +31,5 @@ pub use memory::{
     verify_terms,
 };
 pub use network::draft::{DraftFrom, LATE_ROWS};
-pub use network::{ForwardError, LogitRows, Network, NetworkOptions};
+pub use network::{ForwardError, GoOn, LogitRows, Network, NetworkOptions};
 pub use routes::{LoggedPass, RouteLog};

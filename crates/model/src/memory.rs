@@ -228,14 +228,7 @@ fn layer_bytes_per_token(geometry: &Geometry, kv: KvType) -> u64 {
 
 /// Recurrent state of one sequence: delta-rule matrices and convolution inputs, f32.
 pub fn recurrent_bytes(config: &ModelConfig) -> u64 {
-    let geometry = Geometry::of(config);
-    let recurrent = geometry.recurrent.map_or(0, |shape| {
-        let state = shape.value_heads * shape.key_dim * shape.value_dim;
-        let conv = (shape.conv_kernel - 1) * shape.conv_channels();
-        shape.layers * (state + conv)
-    });
-    let extra = geometry.ngram.map_or(0, |shape| shape.conv.count * shape.conv.state_len());
-    4 * (recurrent + extra) as u64
+    Geometry::of(config).sequence(0).state_bytes() as u64
 }
 
 /// Hidden states that wait for a draft block, here and on their way back to the backend.

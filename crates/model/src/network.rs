@@ -1,9 +1,10 @@
 //! A loaded model: weights, buffers, sequences, experts; rows in, logits out.
 
 pub(crate) mod draft;
+mod prefix;
 pub(crate) mod verify;
 
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::time::Instant;
 
 use checkpoint::{GateActivation, LayerKind, Model, ModelConfig};
@@ -71,6 +72,12 @@ pub enum ForwardError {
         position: u32,
         /// What was reserved.
         context: usize,
+    },
+    /// The caller stopped it between two layers.
+    #[error("the pass was stopped before layer {layer}")]
+    Stopped {
+        /// The first layer that did not run.
+        layer: LayerIndex,
     },
     /// Logits hold NaN or infinity.
     #[error(
@@ -155,6 +162,19 @@ impl Geometry {
         Self { kv_layers: self.kv_layers + 1, ..self }
     }
 
+    /// What a sequence remembers.
+    pub(crate) fn sequence(&self, context_tokens: usize) -> SequenceShape {
+        SequenceShape {
+            context_tokens,
+            kv_layers: self.kv_layers,
+            kv_heads: self.attention.key.count,
+            head_dim: self.attention.key.dim,
+            recurrent: self.recurrent,
+            extra_conv: self.ngram.map(|shape| shape.conv),
+            index: self.attention.index.map(|index| index.cache(self.kv_layers)),
+        }
+    }
+
     /// Values of a row of the residual.
     pub(crate) const fn residual_width(&self) -> usize {
         match self.streams {
@@ -188,14 +208,19 @@ pub struct NetworkOptions {
 
 /// Which rows of a pass give logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LogitRows {
+pub enum LogitRows<'a> {
     /// None: more of the prompt follows.
     None,
     /// The last.
     Last,
     /// Every row.
     All,
+    /// These, ascending.
+    These(&'a [usize]),
 }
+
+/// Asked before every layer whether the pass goes on.
+pub type GoOn<'a> = &'a mut dyn FnMut(LayerIndex) -> ControlFlow<()>;
 
 /// A model that runs.
 pub struct Network {
@@ -326,15 +351,7 @@ impl Network {
     pub fn open_sequence(&mut self) -> Result<SequenceId, ComputeError> {
         let geometry = &self.geometry;
         let context_tokens = self.options.context_tokens;
-        let sequence = self.backend.open_sequence(SequenceShape {
-            context_tokens,
-            kv_layers: geometry.kv_layers,
-            kv_heads: geometry.attention.key.count,
-            head_dim: geometry.attention.key.dim,
-            recurrent: geometry.recurrent,
-            extra_conv: geometry.ngram.map(|shape| shape.conv),
-            index: geometry.attention.index.map(|index| index.cache(geometry.kv_layers)),
-        })?;
+        let sequence = self.backend.open_sequence(geometry.sequence(context_tokens))?;
         if let Some(ngrams) = &mut self.ngrams {
             ngrams.open_sequence(sequence, context_tokens);
         }
@@ -357,7 +374,7 @@ impl Network {
 
     /// Runs one pass over `rows` and hands the logits of the wanted rows to `sink` as `(row, [vocab])`.
     ///
-    /// Prompt rows of a sequence start on the 64-token grid.
+    /// Rows may be of several sequences; those of one stand together, and prompt rows of it start on the 64-token grid.
     ///
     /// # Errors
     /// See [`ForwardError`]; afterwards the sequences of the pass must be reset.
@@ -367,8 +384,23 @@ impl Network {
         want: LogitRows,
         sink: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), ForwardError> {
+        self.forward_while(rows, want, &mut |_| ControlFlow::Continue(()), sink)
+    }
+
+    /// The same, as long as `go_on` says so before every layer.
+    ///
+    /// # Errors
+    /// See [`ForwardError`], of which [`ForwardError::Stopped`] is one more; afterwards the sequences of the pass must be
+    /// reset, or put back to a snapshot.
+    pub fn forward_while(
+        &mut self,
+        rows: &[Row],
+        want: LogitRows,
+        go_on: GoOn<'_>,
+        sink: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), ForwardError> {
         self.check(rows)?;
-        self.run(rows, want, false, sink)
+        self.run(rows, want, (false, go_on), sink)
     }
 
     /// `verifying`: rows may be taken back.
@@ -376,7 +408,7 @@ impl Network {
         &mut self,
         rows: &[Row],
         want: LogitRows,
-        verifying: bool,
+        (verifying, go_on): (bool, GoOn<'_>),
         sink: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), ForwardError> {
         let began = Instant::now();
@@ -393,7 +425,7 @@ impl Network {
         if let Some(log) = &mut self.routes {
             log.begin_pass(rows.len());
         }
-        self.layers(rows.len(), verifying)?;
+        self.layers(rows.len(), verifying, go_on)?;
         if let Some(log) = &mut self.routes {
             log.end_pass(rows.len(), decodes);
         }
@@ -414,20 +446,33 @@ impl Network {
         from: (&Buffers, &InputWeights),
         sink: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), ForwardError> {
-        let wanted = match want {
-            LogitRows::None => rows.len()..rows.len(),
-            LogitRows::Last => rows.len() - 1..rows.len(),
-            LogitRows::All => 0..rows.len(),
+        let most = LOGIT_BLOCK.min(self.options.logit_rows);
+        let mut block = |wanted: Range<usize>| {
+            for start in wanted.clone().step_by(most) {
+                self.head(rows, start..wanted.end.min(start + most), from, sink)?;
+            }
+            Ok::<(), ForwardError>(())
         };
-        for start in wanted.clone().step_by(LOGIT_BLOCK.min(self.options.logit_rows)) {
-            let end = wanted.end.min(start + LOGIT_BLOCK.min(self.options.logit_rows));
-            self.head(rows, start..end, from, sink)?;
+        match want {
+            LogitRows::None => {}
+            LogitRows::Last => block(rows.len() - 1..rows.len())?,
+            LogitRows::All => block(0..rows.len())?,
+            LogitRows::These(these) => {
+                for run in these.chunk_by(|a, b| a + 1 == *b) {
+                    block(run[0]..run[0] + run.len())?;
+                }
+            }
         }
         self.backend.submit();
         Ok(())
     }
 
-    fn layers(&mut self, n_rows: usize, verifying: bool) -> Result<(), ForwardError> {
+    fn layers(
+        &mut self,
+        n_rows: usize,
+        verifying: bool,
+        go_on: GoOn<'_>,
+    ) -> Result<(), ForwardError> {
         let mut pass = Pass {
             backend: &mut *self.backend,
             experts: &mut self.experts,
@@ -452,6 +497,9 @@ impl Network {
         for (layer, (kind, weights)) in
             self.config.layers.iter().zip(&self.weights.layers).enumerate()
         {
+            if go_on(LayerIndex(layer as u32)).is_break() {
+                return Err(ForwardError::Stopped { layer: LayerIndex(layer as u32) });
+            }
             let counter = match kind {
                 LayerKind::Attention => &mut kv,
                 LayerKind::DeltaNet => &mut recurrent,

@@ -104,6 +104,14 @@ impl Ngrams {
         self.history.push((sequence, Vec::with_capacity(context_tokens)));
     }
 
+    /// From here on the sequence holds these tokens.
+    pub(crate) fn restore(&mut self, sequence: SequenceId, tokens: &[u32]) {
+        let known = self.history.iter_mut().find(|(known, _)| *known == sequence);
+        let (_, held) = known.expect("the sequence is open");
+        held.clear();
+        held.extend_from_slice(tokens);
+    }
+
     /// Puts the rows of a pass in flight.
     pub(crate) fn request(&mut self, rows: &[Row]) {
         let heads = self.shape.heads();

@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use checkpoint::{Checkpoint, CheckpointError, Model, ModelConfig, Records};
 use compute::Options;
@@ -20,6 +21,7 @@ use units::Bytes;
 
 use crate::mirrors::{self, MirrorError, MirrorOptions};
 use crate::reads::Reads;
+use crate::scheduler::{MOST_SEQUENCES, Serving};
 use crate::sequence::{GRID, Sequence};
 use crate::slots;
 use crate::speculate::{MOST_GUESSES, Speculation, SpeculationOptions};
@@ -96,6 +98,8 @@ pub struct EngineOptions {
     pub lookahead: Lookahead,
     /// Whether long passes read a layer's experts while the layer before it computes.
     pub sweep: bool,
+    /// What is reserved for several jobs at a time; see [`crate::scheduler`].
+    pub serving: Serving,
 }
 
 impl EngineOptions {
@@ -124,6 +128,7 @@ impl EngineOptions {
             hot_set: false,
             lookahead: Lookahead::Off,
             sweep: true,
+            serving: Serving::default(),
         }
     }
 
@@ -132,9 +137,15 @@ impl EngineOptions {
         self.draft || self.speculation.draft
     }
 
-    /// Guesses need the logits of every row of their pass.
+    /// Guesses need the logits of every row of their pass, and so do sequences that generate side by side.
     fn all_logit_rows(&self) -> u32 {
-        self.logit_rows.max(self.speculation.rows())
+        self.logit_rows.max(self.speculation.rows()).max(self.serving.sequences)
+    }
+
+    /// Jobs that wait or run, and what is known of prefixes apart from their bytes.
+    fn serving(&self, context: u32) -> Option<Term> {
+        let bytes = self.serving.overhead(context);
+        (self.serving != Serving::default()).then(|| Term::new("requests", Bytes(bytes)))
     }
 
     /// What it takes to verify guesses.
@@ -273,11 +284,13 @@ impl OpenModel {
                 .chain(self.lookahead(options))
                 .chain(self.sweep(options))
                 .chain(options.pinning())
+                .chain(options.serving(context))
                 .collect(),
             kv_bytes_per_token: Bytes(model::kv_bytes_per_token(config, options.kv) + draft_kv),
-            // The running state and the one that the next turn starts from.
-            state: Bytes(2 * model::recurrent_bytes(config)),
+            state: Bytes(options.serving.states() * model::recurrent_bytes(config)),
             context,
+            sequences: options.serving.sequences,
+            prefix: options.serving.prefix,
             context_is_default: options.context.is_none(),
             scratch: &|rows| {
                 let draft = options.loads_draft().then(|| model::draft_scratch(config, rows));
@@ -299,7 +312,8 @@ impl OpenModel {
         let mut plan = memory_plan::plan(&input)?;
         if options.loads_draft() {
             // Its share of a term that is one number for all layers.
-            let bytes = Bytes(draft_kv.saturating_mul(u64::from(context)));
+            let positions = u64::from(context) * u64::from(options.serving.sequences);
+            let bytes = Bytes(draft_kv.saturating_mul(positions));
             plan.details.push(Term::new(DRAFT_CACHE, bytes));
         }
         Ok(plan)
@@ -327,6 +341,17 @@ impl OpenModel {
             return Err(EngineError::Option(format!(
                 "--draft-tokens {most}: 1 to {MOST_GUESSES} tokens can be guessed ahead"
             )));
+        }
+        let Serving { sequences, .. } = options.serving;
+        if !(1..=MOST_SEQUENCES).contains(&sequences) {
+            return Err(EngineError::Option(format!(
+                "{sequences} requests side by side: 1 to {MOST_SEQUENCES} are possible"
+            )));
+        }
+        if sequences > 1 && options.speculation.is_on() {
+            return Err(EngineError::Option(
+                "guesses ahead are for one request at a time; leave them out, or run no others beside it".to_owned(),
+            ));
         }
         Ok(())
     }
@@ -400,7 +425,7 @@ pub struct Engine {
     /// The network.
     pub network: Network,
     /// Text to ids and back.
-    pub tokenizer: Tokenizer,
+    pub tokenizer: Arc<Tokenizer>,
     /// Headers.
     pub checkpoint: Checkpoint,
     /// As given by the user.
@@ -423,6 +448,7 @@ impl Engine {
         let plan = opened.plan(&options)?;
         let records = opened.records(&options).into_owned();
         let OpenModel { path, checkpoint, model, tokenizer } = opened;
+        let tokenizer = Arc::new(tokenizer);
         let files: Vec<PathBuf> = checkpoint.files.iter().map(|f| f.path.clone()).collect();
         let reads = options.reads.unwrap_or_default().model;
         let store_options = StoreOptions {

@@ -14,6 +14,7 @@
 
 use std::time::UNIX_EPOCH;
 
+use checkpoint::Checkpoint;
 use checkpoint::pack::Checksum;
 use units::ExpertKey;
 
@@ -75,8 +76,12 @@ pub struct HotSet {
 
 /// What tells a model's files from others: their names, sizes and times of change, and the shape of the model.
 pub fn identity(opened: &OpenModel) -> u64 {
+    files_identity(&opened.checkpoint)
+}
+
+pub(crate) fn files_identity(checkpoint: &Checkpoint) -> u64 {
     let mut sum = Checksum::new();
-    for file in &opened.checkpoint.files {
+    for file in &checkpoint.files {
         let name = file.path.file_name().unwrap_or_default();
         sum.update(name.as_encoded_bytes());
         let metadata = std::fs::metadata(&file.path).ok();

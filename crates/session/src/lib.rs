@@ -1,6 +1,6 @@
 //! Text in, text out: opens a model under a budget, reads prompts, generates tokens, keeps the record of it.
 //!
-//! Start at [`Engine::load`] and [`generate()`].
+//! Start at [`Engine::load`] and [`generate()`]; several people at once are served by [`scheduler`].
 
 mod engine;
 mod generate;
@@ -11,6 +11,7 @@ mod reads;
 pub mod receipt;
 mod replay;
 mod sampler;
+pub mod scheduler;
 mod sequence;
 mod slots;
 mod speculate;

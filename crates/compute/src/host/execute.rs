@@ -8,15 +8,33 @@ use units::LayerIndex;
 use super::index::Selected;
 use super::memory::{Floats, SlotMemory};
 use super::residency::Residency;
-use super::{Buffer, HostBackend, Router, Run};
+use super::sequence::Recurrent;
+use super::{Buffer, HostBackend, Router, Run, Stretch};
 use crate::backend::{
-    BufferId, ConvState, DeltaParams, Gate, Heads, Op, RopeId, Routed, RouterHandle, SharedOutput,
-    WeightId,
+    BufferId, ConvState, DeltaParams, Gate, Heads, Op, RopeId, Routed, RouterHandle, SequenceId,
+    SharedOutput, SnapshotId, WeightId,
 };
 use crate::kernels::{
     Attend, Combine, DeltaRule, ExpertGroup, Experts, GroupNorm, HeadNormRope, Kernels, Pair,
     ShortConv,
 };
+
+/// The inputs that a convolution remembers.
+fn conv_state(recurrent: &mut Recurrent, state: ConvState) -> &mut [f32] {
+    match state {
+        ConvState::Recurrent(layer) => recurrent.conv(layer),
+        ConvState::Extra(index) => recurrent.extra_conv(index),
+    }
+}
+
+/// Where a state is to be left, if it is.
+fn saved(
+    snapshots: &mut [Option<(SequenceId, Recurrent)>],
+    snapshot: Option<SnapshotId>,
+) -> Option<&mut Recurrent> {
+    let saved = snapshots[snapshot?.0 as usize].as_mut();
+    Some(&mut saved.expect("a marked snapshot is kept").1)
+}
 
 /// Takes a buffer out, so that others can be read while it is written.
 pub(super) fn take(buffers: &mut [Buffer], id: BufferId) -> Floats {
@@ -247,21 +265,21 @@ impl<K: Kernels> HostBackend<K> {
         });
     }
 
-    fn short_conv(&mut self, state: ConvState, x: BufferId, weight: WeightId, out: BufferId) {
+    fn short_conv(&mut self, which: ConvState, x: BufferId, weight: WeightId, out: BufferId) {
         self.write(out, self.rows.len(), |this, out, channels| {
             let x = &this.buffers[x.0 as usize].data;
             let weight = this.weights[weight.0 as usize].vector();
-            for Run { sequence, rows, .. } in &this.runs {
+            for Stretch { run: Run { sequence, rows, .. }, snapshot } in &this.stretches {
                 let sequence =
                     this.sequences[sequence.0 as usize].as_mut().expect("the sequence is open");
                 let range = rows.start * channels..rows.end * channels;
-                let (dilation, state) = match state {
-                    ConvState::Recurrent(layer) => (1, sequence.recurrent.conv(layer)),
-                    ConvState::Extra(index) => {
-                        let shape = sequence.shape.extra_conv.expect("the model has such");
-                        (shape.dilation, sequence.recurrent.extra_conv(index))
+                let dilation = match which {
+                    ConvState::Recurrent(_) => 1,
+                    ConvState::Extra(_) => {
+                        sequence.shape.extra_conv.expect("the model has such").dilation
                     }
                 };
+                let state = conv_state(&mut sequence.recurrent, which);
                 this.kernels.short_conv(ShortConv {
                     x: &x[range.clone()],
                     channels,
@@ -271,6 +289,10 @@ impl<K: Kernels> HostBackend<K> {
                     state,
                     out: &mut out[range],
                 });
+                if let Some(saved) = saved(&mut this.snapshots, *snapshot) {
+                    let state = conv_state(&mut sequence.recurrent, which);
+                    conv_state(saved, which).copy_from_slice(state);
+                }
             }
         });
     }
@@ -285,7 +307,8 @@ impl<K: Kernels> HostBackend<K> {
     ) {
         self.write(out, self.rows.len(), |this, out, out_width| {
             let vector = |weight: WeightId| this.weights[weight.0 as usize].vector();
-            for Run { sequence, rows, first_position, role } in &this.runs {
+            for Stretch { run, snapshot } in &this.stretches {
+                let Run { sequence, rows, first_position, role } = run;
                 let [conv, z, ba] = inputs.map(|id| {
                     let Buffer { width, data } = &this.buffers[id.0 as usize];
                     &data[rows.start * width..rows.end * width]
@@ -307,6 +330,9 @@ impl<K: Kernels> HostBackend<K> {
                     state: sequence.recurrent.state(layer),
                     out: &mut out[rows.start * out_width..rows.end * out_width],
                 });
+                if let Some(saved) = saved(&mut this.snapshots, *snapshot) {
+                    saved.state(layer).copy_from_slice(sequence.recurrent.state(layer));
+                }
             }
         });
     }

@@ -71,6 +71,13 @@ impl Region {
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().cast_const(), n) }
     }
 
+    /// The first `n` bytes.
+    pub(crate) fn bytes_mut(&mut self, n: usize) -> &mut [u8] {
+        assert!(n <= self.len, "bytes inside the region");
+        // SAFETY: as in `bytes`, and `&mut self` makes it the only view.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), n) }
+    }
+
     /// The first `n` values.
     pub(crate) fn f32s(&self, n: usize) -> &[f32] {
         assert!(n <= self.len / 4, "values inside the region");

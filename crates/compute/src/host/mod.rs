@@ -81,6 +81,19 @@ struct Run {
     role: Role,
 }
 
+/// A state that the next pass is to leave in a snapshot.
+struct Mark {
+    sequence: SequenceId,
+    snapshot: SnapshotId,
+    position: usize,
+}
+
+/// A part of a run after whose rows a recurrent state may be wanted.
+struct Stretch {
+    run: Run,
+    snapshot: Option<SnapshotId>,
+}
+
 /// A backend on host memory with the arithmetic of `K`.
 pub(crate) struct HostBackend<K> {
     kernels: K,
@@ -95,6 +108,10 @@ pub(crate) struct HostBackend<K> {
     snapshots: Vec<Option<(SequenceId, Recurrent)>>,
     rows: Vec<Row>,
     runs: Vec<Run>,
+    /// The same for what goes through rows one after the other, cut at marks.
+    stretches: Vec<Stretch>,
+    /// For the next pass.
+    marks: Vec<Mark>,
     queue: Vec<Queued>,
     /// Values that uploads in the queue bring.
     staged: Vec<f32>,
@@ -120,6 +137,8 @@ impl<K: Kernels> HostBackend<K> {
             snapshots: Vec::new(),
             rows: Vec::new(),
             runs: Vec::new(),
+            stretches: Vec::new(),
+            marks: Vec::new(),
             queue: Vec::new(),
             staged: Vec::new(),
             index: index::Scratch::default(),
@@ -199,6 +218,37 @@ fn split_runs(rows: &[Row], runs: &mut Vec<Run>) {
             }
         }
     }
+}
+
+/// Cuts runs at marks.
+///
+/// # Panics
+/// If a mark is not in or behind the prompt rows of its sequence.
+fn split_stretches(runs: &[Run], marks: &mut Vec<Mark>, stretches: &mut Vec<Stretch>) {
+    stretches.clear();
+    // Of one sequence in order.
+    marks.sort_unstable_by_key(|mark| mark.position);
+    let mut found = 0;
+    for run in runs {
+        let mut rest = run.clone();
+        for mark in marks.iter().filter(|mark| mark.sequence == run.sequence) {
+            let rows = mark.position.checked_sub(rest.first_position);
+            let rows = rows.filter(|rows| (1..=rest.rows.len()).contains(rows));
+            let rows = rows.expect("a mark is among the rows of its sequence, one at a position");
+            let cut = rest.rows.start + rows;
+            let last = cut == run.rows.end || mark.position.is_multiple_of(64);
+            assert!(last && run.role == Role::Prompt, "states are kept of prompts, on the grid");
+            let run = Run { rows: rest.rows.start..cut, ..rest.clone() };
+            stretches.push(Stretch { run, snapshot: Some(mark.snapshot) });
+            rest = Run { rows: cut..rest.rows.end, first_position: mark.position, ..rest };
+            found += 1;
+        }
+        if !rest.rows.is_empty() {
+            stretches.push(Stretch { run: rest, snapshot: None });
+        }
+    }
+    assert_eq!(found, marks.len(), "sequences with marks are in the pass");
+    marks.clear();
 }
 
 /// Puts a value into the first free place.
@@ -311,6 +361,34 @@ impl<K: Kernels> Backend for HostBackend<K> {
         self.snapshots[snapshot.0 as usize] = None;
     }
 
+    fn mark(&mut self, sequence: SequenceId, snapshot: SnapshotId, position: usize) {
+        let saved = self.snapshots[snapshot.0 as usize].as_ref();
+        let (owner, _) = saved.expect("the snapshot is kept");
+        assert_eq!(*owner, sequence, "a snapshot belongs to one sequence");
+        self.marks.push(Mark { sequence, snapshot, position });
+    }
+
+    fn export_rows(&mut self, sequence: SequenceId, positions: Range<usize>, out: &mut [u8]) {
+        self.run_queue();
+        self.open(sequence).export(&positions, out);
+    }
+
+    fn import_rows(&mut self, sequence: SequenceId, positions: Range<usize>, bytes: &[u8]) {
+        self.run_queue();
+        self.open(sequence).import(&positions, bytes);
+    }
+
+    fn export_state(&mut self, snapshot: SnapshotId, out: &mut [u8]) {
+        self.run_queue();
+        let saved = self.snapshots[snapshot.0 as usize].as_ref();
+        saved.expect("the snapshot is kept").1.export(out);
+    }
+
+    fn import_state(&mut self, sequence: SequenceId, bytes: &[u8]) {
+        self.run_queue();
+        self.open(sequence).recurrent.import(bytes);
+    }
+
     fn publish(&mut self, key: ExpertKey, slot: SlotIndex, matrices: &ExpertMatrices) {
         self.queue.push(Queued::Publish(key, Resident { slot, matrices: *matrices }));
     }
@@ -324,6 +402,7 @@ impl<K: Kernels> Backend for HostBackend<K> {
         self.rows.clear();
         self.rows.extend_from_slice(rows);
         split_runs(rows, &mut self.runs);
+        split_stretches(&self.runs, &mut self.marks, &mut self.stretches);
         for rope in &mut self.ropes {
             rope.begin_pass(rows);
         }

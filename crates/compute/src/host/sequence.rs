@@ -1,10 +1,19 @@
 //! What a sequence remembers: keys, values, keys of the index, recurrent state.
 
+use std::ops::Range;
+
 use quant::f32_to_f16;
 
 use crate::backend::{ComputeError, IndexShape, KvType, SequenceShape};
 use crate::host::memory::{Floats, Region};
 use crate::kernels::KvRows;
+
+const fn element_bytes(kind: KvType) -> usize {
+    match kind {
+        KvType::F16 => 2,
+        KvType::F32 => 4,
+    }
+}
 
 /// Keys or values of one layer, `[positions, width]`; those of an index also by block.
 #[derive(Debug)]
@@ -22,16 +31,8 @@ impl Cache {
         width: usize,
         context: usize,
     ) -> Result<Self, ComputeError> {
-        let element = match kind {
-            KvType::F16 => 2,
-            KvType::F32 => 4,
-        };
-        Ok(Self {
-            region: Region::new(what, width.saturating_mul(context).saturating_mul(element))?,
-            kind,
-            width,
-            context,
-        })
+        let bytes = width.saturating_mul(context).saturating_mul(element_bytes(kind));
+        Ok(Self { region: Region::new(what, bytes)?, kind, width, context })
     }
 
     fn append(&mut self, position: usize, rows: &[f32]) {
@@ -46,6 +47,23 @@ impl Cache {
                 }
             }
         }
+    }
+
+    /// Where rows lie, in bytes.
+    fn place(&self, rows: &Range<usize>) -> Range<usize> {
+        let row = self.width * element_bytes(self.kind);
+        assert!(rows.end <= self.context, "positions {rows:?} are inside the context");
+        rows.start * row..rows.end * row
+    }
+
+    fn bytes(&self, rows: &Range<usize>) -> &[u8] {
+        let place = self.place(rows);
+        &self.region.bytes(place.end)[place.start..]
+    }
+
+    fn bytes_mut(&mut self, rows: &Range<usize>) -> &mut [u8] {
+        let place = self.place(rows);
+        &mut self.region.bytes_mut(place.end)[place.start..]
     }
 
     fn rows(&self) -> KvRows<'_> {
@@ -135,6 +153,34 @@ impl Recurrent {
     pub(crate) fn bytes(&self) -> u64 {
         self.state.bytes() + self.conv.bytes() + self.extra_conv.bytes()
     }
+
+    /// All values, little-endian: matrices, then inputs of convolutions.
+    ///
+    /// # Panics
+    /// If `out` is shorter or longer.
+    pub(crate) fn export(&self, out: &mut [u8]) {
+        let values = [&self.state, &self.conv, &self.extra_conv].into_iter().flat_map(|v| v.iter());
+        let (words, rest) = out.as_chunks_mut::<4>();
+        let n = self.state.len() + self.conv.len() + self.extra_conv.len();
+        assert!(words.len() == n && rest.is_empty(), "bytes of a recurrent state");
+        for (word, value) in words.iter_mut().zip(values) {
+            *word = value.to_le_bytes();
+        }
+    }
+
+    /// Takes what [`Self::export`] gave.
+    ///
+    /// # Panics
+    /// If it is of another shape.
+    pub(crate) fn import(&mut self, bytes: &[u8]) {
+        let (words, rest) = bytes.as_chunks::<4>();
+        let n = self.state.len() + self.conv.len() + self.extra_conv.len();
+        assert!(words.len() == n && rest.is_empty(), "bytes of a recurrent state");
+        let values = [&mut self.state, &mut self.conv, &mut self.extra_conv];
+        for (value, word) in values.into_iter().flat_map(|v| v.iter_mut()).zip(words) {
+            *value = f32::from_le_bytes(*word);
+        }
+    }
 }
 
 /// One sequence.
@@ -211,9 +257,134 @@ impl Sequence {
         self.index_blocks[layer].rows()
     }
 
+    /// Every cache, with the rows of it that belong to positions.
+    fn caches(
+        &mut self,
+        positions: &Range<usize>,
+    ) -> impl Iterator<Item = (&mut Cache, Range<usize>)> {
+        let blocks = self.shape.index.map_or(0..0, |index| index.blocks(positions));
+        let by_position = self.keys.iter_mut().chain(&mut self.values).chain(&mut self.index_raw);
+        let by_block = self.index_blocks.iter_mut().map(move |cache| (cache, blocks.clone()));
+        let positions = positions.clone();
+        by_position.map(move |cache| (cache, positions.clone())).chain(by_block)
+    }
+
+    /// What the caches hold of positions, cache after cache.
+    ///
+    /// # Panics
+    /// If `out` is shorter or longer, or a position is outside of the context.
+    pub(crate) fn export(&mut self, positions: &Range<usize>, mut out: &mut [u8]) {
+        for (cache, rows) in self.caches(positions) {
+            let bytes = cache.bytes(&rows);
+            let (to, rest) = out.split_at_mut(bytes.len());
+            to.copy_from_slice(bytes);
+            out = rest;
+        }
+        assert!(out.is_empty(), "bytes of so many positions");
+    }
+
+    /// Takes what [`Self::export`] gave.
+    ///
+    /// # Panics
+    /// If it is of another shape, or a position is outside of the context.
+    pub(crate) fn import(&mut self, positions: &Range<usize>, mut bytes: &[u8]) {
+        for (cache, rows) in self.caches(positions) {
+            let to = cache.bytes_mut(&rows);
+            let (from, rest) = bytes.split_at(to.len());
+            to.copy_from_slice(from);
+            bytes = rest;
+        }
+        assert!(bytes.is_empty(), "bytes of so many positions");
+    }
+
     pub(crate) fn bytes(&self) -> u64 {
         let caches = [&self.keys, &self.values, &self.index_raw, &self.index_blocks];
         let caches = caches.into_iter().flatten().map(|cache| cache.region.len() as u64);
         caches.sum::<u64>() + self.recurrent.bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::{ConvShape, HeadOrder, RecurrentShape};
+
+    /// Blocks of an index that end nowhere near the grid.
+    fn shape() -> SequenceShape {
+        SequenceShape {
+            context_tokens: 200,
+            kv_layers: 2,
+            kv_heads: 2,
+            head_dim: 3,
+            recurrent: Some(RecurrentShape {
+                layers: 2,
+                key_heads: 1,
+                value_heads: 2,
+                key_dim: 4,
+                value_dim: 3,
+                conv_kernel: 4,
+                order: HeadOrder::Grouped,
+            }),
+            extra_conv: Some(ConvShape { count: 1, channels: 5, taps: 3, dilation: 2 }),
+            index: Some(IndexShape { layers: 2, dim: 4, ratio: 24 }),
+        }
+    }
+
+    fn values(n: usize, from: usize) -> Vec<f32> {
+        (0..n).map(|i| ((i + from) % 251) as f32 - 100.0).collect()
+    }
+
+    fn filled(kv: KvType) -> Sequence {
+        let mut sequence = Sequence::new(shape(), kv).unwrap();
+        for layer in 0..2 {
+            sequence.append(layer, 0, &values(6 * 200, layer), &values(6 * 200, 7 + layer));
+            sequence.append_index(layer, 0, &values(4 * 200, 11 + layer));
+            sequence.append_blocks(layer, 0, &values(4 * 8, 13 + layer));
+        }
+        let Recurrent { state, conv, extra_conv, .. } = &mut sequence.recurrent;
+        for (i, part) in [state, conv, extra_conv].into_iter().enumerate() {
+            let n = part.len();
+            part.copy_from_slice(&values(n, i));
+        }
+        sequence
+    }
+
+    #[test]
+    fn rows_go_from_one_sequence_to_another_in_any_pieces() {
+        for kv in [KvType::F16, KvType::F32] {
+            let (mut from, mut to) = (filled(kv), Sequence::new(shape(), kv).unwrap());
+            for positions in [0..64, 64..65, 65..192] {
+                let mut bytes = vec![0; shape().rows_bytes(kv, &positions)];
+                from.export(&positions, &mut bytes);
+                to.import(&positions, &bytes);
+            }
+            let all = 0..192;
+            for ((a, rows), (b, _)) in from.caches(&all).zip(to.caches(&all)) {
+                assert_eq!(a.bytes(&rows), b.bytes(&rows));
+            }
+            let rest = 192..200;
+            for (cache, rows) in to.caches(&rest) {
+                assert!(cache.bytes(&rows).iter().all(|byte| *byte == 0));
+            }
+        }
+    }
+
+    #[test]
+    fn a_state_goes_from_one_sequence_to_another() {
+        let from = filled(KvType::F16);
+        let mut bytes = vec![0; shape().state_bytes()];
+        from.recurrent.export(&mut bytes);
+        let mut to = Sequence::new(shape(), KvType::F16).unwrap();
+        to.recurrent.import(&bytes);
+        assert_eq!(*to.recurrent.state, *from.recurrent.state);
+        assert_eq!(*to.recurrent.conv, *from.recurrent.conv);
+        assert_eq!(*to.recurrent.extra_conv, *from.recurrent.extra_conv);
+        let mut empty = Sequence::new(
+            SequenceShape { recurrent: None, extra_conv: None, ..shape() },
+            KvType::F16,
+        )
+        .unwrap();
+        empty.recurrent.import(&[]);
+        empty.recurrent.export(&mut []);
     }
 }

@@ -21,6 +21,8 @@ fn input(bytes: Bytes, records: Vec<RecordClass>) -> PlanInput<'static> {
         kv_bytes_per_token: Bytes(98_304),
         state: Bytes::ZERO,
         context: 4096,
+        sequences: 1,
+        prefix: Bytes::ZERO,
         context_is_default: true,
         scratch: &scratch,
         passes: &[1024, 512, 256, 64],

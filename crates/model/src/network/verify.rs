@@ -7,6 +7,8 @@
 //! layer. When rows are rejected, the copy is put back and the updates of the accepted ones are made again from those
 //! inputs. No weight and no expert is needed for that, and the same operations on the same rows give the same bits.
 
+use std::ops::ControlFlow;
+
 use compute::backend::{Backend, BufferId, ComputeError, Role, Row, SequenceId, SnapshotId};
 
 use super::{ForwardError, Geometry, LogitRows, Network};
@@ -136,7 +138,8 @@ impl Network {
         if let Some(before) = verify.before(sequence) {
             self.backend.renew(sequence, before);
         }
-        self.run(rows, LogitRows::All, true, sink)
+        let go_on = &mut |_| ControlFlow::Continue(());
+        self.run(rows, LogitRows::All, (true, go_on), sink)
     }
 
     /// Keeps the first `kept` rows of the last verified pass: the sequence is as if only they had been run.
