@@ -461,7 +461,9 @@ impl Engine {
             faults: options.faults.clone(),
         };
         let store = Store::open(&files, store_options)?;
-        let experts = (records.n_experts(), model.config.top_k);
+        // Sequences that generate side by side share passes.
+        let usual = model.config.top_k.saturating_mul(options.serving.sequences);
+        let experts = (records.n_experts(), usual.min(records.n_experts()));
         let spec = slots::pool_spec(&slots::needed(&records), experts, &plan.classes);
         let pool = SlotPool::new(spec, options.policy)?;
         let mut stream = ExpertStream::new(pool, store, records);

@@ -31,10 +31,10 @@ pub(crate) fn record_classes(needed: &[u64], n_experts: u32) -> Vec<RecordClass>
 
 /// Each layer in the smallest class whose slots it fits in.
 ///
-/// The pair: experts of a layer, and of a token there.
+/// The pair: experts of a layer, and those that it usually needs for a pass.
 pub(crate) fn pool_spec(
     needed: &[u64],
-    (n_experts, top_k): (u32, u32),
+    (n_experts, usual_selection): (u32, u32),
     classes: &[PlannedClass],
 ) -> PoolSpec {
     let class_of = |needed: &u64| {
@@ -51,7 +51,7 @@ pub(crate) fn pool_spec(
     PoolSpec {
         n_layers: needed.len() as u32,
         n_experts,
-        usual_selection: top_k,
+        usual_selection,
         classes: classes.iter().map(class).collect(),
         class_of_layer: needed.iter().map(class_of).collect(),
     }
