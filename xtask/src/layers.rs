@@ -11,7 +11,7 @@ use crate::shell::Outcome;
 use crate::workspace::Workspace;
 
 /// A crate, and what stands directly to the left of it on the data path.
-const LAYERS: [(&str, &[&str]); 13] = [
+const LAYERS: [(&str, &[&str]); 14] = [
     ("units", &[]),
     ("quant", &[]),
     ("slot-pool", &[]),
@@ -21,9 +21,10 @@ const LAYERS: [(&str, &[&str]); 13] = [
     ("compute", &["quant", "slot-pool"]),
     ("model", &["compute", "expert-store", "checkpoint"]),
     ("session", &["model", "memory-plan"]),
+    ("server", &["session"]),
     ("hub", &[]),
     ("prepare", &["expert-store"]),
-    ("cli", &["session", "memory-plan", "hub", "prepare"]),
+    ("cli", &["session", "server", "memory-plan", "hub", "prepare"]),
     ("xtask", &[]),
 ];
 

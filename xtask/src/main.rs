@@ -5,6 +5,7 @@ mod cross;
 mod fuzz;
 mod layers;
 mod licenses;
+mod sdks;
 mod shell;
 mod tidy;
 mod workspace;
@@ -24,7 +25,7 @@ struct Chore {
     run: fn(&Workspace, &[String]) -> Result<Outcome>,
 }
 
-const CHORES: [Chore; 13] = [
+const CHORES: [Chore; 14] = [
     Chore { name: "check", about: "Everything a change must pass [PART...]", run: check::check },
     Chore { name: "test", about: "Tests and documentation tests [FILTER...]", run: check::test },
     Chore { name: "fmt", about: "Formatting, as rustfmt would have it", run: check::fmt },
@@ -39,6 +40,11 @@ const CHORES: [Chore; 13] = [
         name: "cross",
         about: "macOS type check, arm64 tests under qemu [PART...]",
         run: cross::run,
+    },
+    Chore {
+        name: "sdks",
+        about: "Official clients against the server [--schemathesis S] [--soak S]",
+        run: sdks::sdks,
     },
     Chore { name: "fuzz", about: "Mutated inputs: TARGET [--seconds N]", run: fuzz::run },
     Chore {

@@ -1,5 +1,7 @@
 //! The command line.
 
+mod serving;
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -11,6 +13,7 @@ use slot_pool::PolicyKind;
 use units::Bytes;
 
 use crate::simulate::SimulateArgs;
+pub(crate) use serving::{LaunchArgs, ListArgs, RemoveArgs, ServeArgs};
 
 /// Runs Mixture-of-Experts language models that are larger than memory.
 #[derive(Parser)]
@@ -24,6 +27,14 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Answer a prompt, or chat
     Run(RunArgs),
+    /// Serve models over HTTP, to clients of three kinds
+    Serve(Box<ServeArgs>),
+    /// Start a coding agent that is installed here, wired to the local server
+    Launch(LaunchArgs),
+    /// List the models of the local store
+    List(ListArgs),
+    /// Remove a model from the local store
+    Rm(RemoveArgs),
     /// Show where every byte of the budget goes, before anything is loaded
     Plan(PlanArgs),
     /// Download a model into the local store
@@ -58,6 +69,7 @@ impl Command {
             Self::Inspect(args) => args.json,
             Self::Tokenize(args) => args.json,
             Self::Pull(args) => args.json,
+            Self::List(args) => args.json,
             Self::Pack(args) => args.json,
             Self::Verify(args) => args.json,
             Self::Trace(args) => args.json,
@@ -68,7 +80,7 @@ impl Command {
 }
 
 /// Which model.
-#[derive(Args)]
+#[derive(Clone, Args)]
 pub(crate) struct ModelArgs {
     // Markdown in a doc comment would be printed as it is.
     #[arg(
@@ -81,7 +93,7 @@ pub(crate) struct ModelArgs {
 }
 
 /// The budget and what it is spent on.
-#[derive(Args)]
+#[derive(Clone, Args)]
 #[command(next_help_heading = "Memory")]
 pub(crate) struct MemoryArgs {
     /// Most memory the process may use, like 8GiB [default: 70 % of what the machine or cgroup allows]
@@ -99,7 +111,7 @@ pub(crate) struct MemoryArgs {
 }
 
 /// How it is computed. None of these changes the output, except `--activations`.
-#[derive(Args)]
+#[derive(Clone, Args)]
 #[command(next_help_heading = "Speed")]
 pub(crate) struct SpeedArgs {
     /// Kernel threads [default: all cores]
@@ -347,7 +359,7 @@ pub(crate) struct RunArgs {
 }
 
 /// How the next token is chosen; the model file's own values where it has them.
-#[derive(Args)]
+#[derive(Clone, Args)]
 #[command(next_help_heading = "Sampling")]
 pub(crate) struct SamplingArgs {
     /// 0 = always the likeliest token

@@ -10,6 +10,8 @@ mod demo;
 mod hot;
 mod inspect;
 mod interrupt;
+mod launch;
+mod list;
 mod logits;
 mod npy;
 mod open;
@@ -21,6 +23,7 @@ mod pull;
 mod report;
 mod run;
 mod selftest;
+mod serve;
 mod simulate;
 mod tokenize;
 mod trace;
@@ -35,6 +38,10 @@ fn main() -> ExitCode {
     let json_errors = command.json_errors();
     let outcome = match command {
         args::Command::Run(args) => run::run(&args),
+        args::Command::Serve(args) => serve::run(&args),
+        args::Command::Launch(args) => launch::run(&args),
+        args::Command::List(args) => list::run(&args),
+        args::Command::Rm(args) => list::remove(&args),
         args::Command::Plan(args) => plan::run(&args),
         args::Command::Pull(args) => pull::run(&args),
         args::Command::Pack(args) => pack::run(&args),

@@ -98,7 +98,7 @@ pub(crate) fn text_or_stdin(text: &str, most: usize) -> Result<String> {
 }
 
 /// Flags over the file's own settings, both checked.
-fn sampler(args: &SamplingArgs, opened: &OpenModel) -> Result<SamplerConfig> {
+pub(crate) fn sampler(args: &SamplingArgs, opened: &OpenModel) -> Result<SamplerConfig> {
     let file = SamplerConfig::from_metadata(&opened.checkpoint.metadata);
     let chosen = sampling(args, &file);
     // A setting of the file that no flag replaces is the file's fault.

@@ -13,6 +13,7 @@ mod digest;
 mod error;
 mod fetch;
 mod glob;
+mod held;
 mod listing;
 mod name;
 mod part;
@@ -29,6 +30,7 @@ use std::path::PathBuf;
 
 pub use digest::FileHash;
 pub use error::HubError;
+pub use held::{Held, Unreadable};
 pub use name::{ModelName, RepoName};
 pub use path::RepoPath;
 pub use pull::{Hub, Plan, Planned, Progress, Pulled, Request, Silent, Tuning};

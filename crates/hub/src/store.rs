@@ -165,7 +165,7 @@ pub(crate) fn state_folder(folder: &Path) -> PathBuf {
     folder.join(STATE_FOLDER)
 }
 
-fn record_path(folder: &Path) -> PathBuf {
+pub(crate) fn record_path(folder: &Path) -> PathBuf {
     state_folder(folder).join("snapshot.json")
 }
 

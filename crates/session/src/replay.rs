@@ -420,12 +420,12 @@ mod tests {
     fn what_a_forecast_hides_is_bounded_by_a_layers_time() {
         let reads = BTreeMap::from([(2000, 3), (500, 1)]);
         let decode = Tally { tokens: 2, ..Tally::default() };
-        let replay = Replay { reads, decode, ..Replay::default() };
+        let replay = Replay { decode, reads, ..Replay::default() };
         let pace = Pace { bytes_per_second: 1000.0, layer_seconds: 0.5 };
         let stall = |recall| replay.stall_seconds(pace, recall);
         // Three layers of 2 s and one of 0.5 s, over two tokens.
         assert_eq!(stall(0.0), 3.25);
-        assert_eq!(stall(0.2), (3.0 * 1.6 + 0.4) / 2.0);
+        assert_eq!(stall(0.2), 0.5 * (3.0 * 1.6 + 0.4));
         assert_eq!(stall(1.0), 3.0 * 1.5 / 2.0);
         assert_eq!(Replay::default().stall_seconds(pace, 0.0), 0.0);
     }

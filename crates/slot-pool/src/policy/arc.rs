@@ -80,7 +80,7 @@ impl Arc {
         } else {
             return;
         };
-        let oldest = self.ghosts.from_oldest(list).next();
+        let oldest = self.ghosts.oldest_first(list).next();
         if let Some(oldest) = oldest {
             self.ghosts.unlink(oldest);
         }
@@ -118,8 +118,8 @@ impl Policy for Arc {
         let back = self.ghosts.list_of(self.key(incoming)) == Some(again(class));
         let first_once = len > target || (back && len == target && len > 0);
         let [first, second] = if first_once { [once, again] } else { [again, once] };
-        let both = self.lists.from_oldest(first(class));
-        let both = both.chain(self.lists.from_oldest(second(class)));
+        let both = self.lists.oldest_first(first(class));
+        let both = both.chain(self.lists.oldest_first(second(class)));
         both.map(SlotIndex).find(|slot| may_go(*slot))
     }
 

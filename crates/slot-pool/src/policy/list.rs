@@ -52,7 +52,7 @@ impl Lists {
     }
 
     /// Things of a list, oldest first.
-    pub(super) fn from_oldest(&self, list: usize) -> impl Iterator<Item = u32> {
+    pub(super) fn oldest_first(&self, list: usize) -> impl Iterator<Item = u32> {
         let some = |thing| (thing != NONE).then_some(thing);
         std::iter::successors(some(self.oldest(list)), move |thing| some(self.newer(*thing)))
     }
@@ -89,20 +89,18 @@ impl Lists {
     }
 
     fn set_newer(&mut self, list: usize, of: u32, newer: u32) {
-        match of {
-            NONE => self.ends[list].oldest = newer,
-            _ => {
-                self.links[of as usize].as_mut().expect("neighbours are in the list").newer = newer
-            }
+        match self.links.get_mut(of as usize) {
+            Some(link) => link.as_mut().expect("neighbours are in the list").newer = newer,
+            // `NONE` is no thing: this is the list's end.
+            None => self.ends[list].oldest = newer,
         }
     }
 
     fn set_older(&mut self, list: usize, of: u32, older: u32) {
-        match of {
-            NONE => self.ends[list].newest = older,
-            _ => {
-                self.links[of as usize].as_mut().expect("neighbours are in the list").older = older
-            }
+        match self.links.get_mut(of as usize) {
+            Some(link) => link.as_mut().expect("neighbours are in the list").older = older,
+            // `NONE` is no thing: this is the list's end.
+            None => self.ends[list].newest = older,
         }
     }
 }
@@ -112,7 +110,7 @@ mod tests {
     use super::*;
 
     fn all(lists: &Lists, list: usize) -> Vec<u32> {
-        let things: Vec<u32> = lists.from_oldest(list).collect();
+        let things: Vec<u32> = lists.oldest_first(list).collect();
         assert_eq!(things.len(), lists.len(list));
         things
     }

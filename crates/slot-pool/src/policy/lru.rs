@@ -39,7 +39,7 @@ impl Policy for Lru {
         _incoming: ExpertKey,
         may_go: impl Fn(SlotIndex) -> bool,
     ) -> Option<SlotIndex> {
-        self.lists.from_oldest(class).map(SlotIndex).find(|slot| may_go(*slot))
+        self.lists.oldest_first(class).map(SlotIndex).find(|slot| may_go(*slot))
     }
 
     // Choosing changes nothing: a victim leaves the list when its slot loses its expert.

@@ -73,7 +73,7 @@ impl S3Fifo {
     }
 
     /// Puts a slot at the new end of the main queue; `uses` from there on.
-    fn to_main(&mut self, class: usize, slot: u32, uses: u8) {
+    fn requeue(&mut self, class: usize, slot: u32, uses: u8) {
         let before = self.uses[slot as usize];
         let (queue, older) = self.queues.unlink(slot);
         self.moved.push(Move { slot, queue, older, uses: before });
@@ -82,7 +82,7 @@ impl S3Fifo {
     }
 
     /// The oldest of the small queue that was not used again; those that were move on.
-    fn from_small(
+    fn leaver_of_small(
         &mut self,
         class: usize,
         may_go: &impl Fn(SlotIndex) -> bool,
@@ -94,7 +94,7 @@ impl S3Fifo {
                 if self.uses[slot as usize] == 0 {
                     return Some(SlotIndex(slot));
                 }
-                self.to_main(class, slot, 0);
+                self.requeue(class, slot, 0);
             }
             slot = newer;
         }
@@ -102,7 +102,7 @@ impl S3Fifo {
     }
 
     /// The oldest of the main queue without uses; the others go round with one less.
-    fn from_main(
+    fn leaver_of_main(
         &mut self,
         class: usize,
         may_go: &impl Fn(SlotIndex) -> bool,
@@ -114,7 +114,7 @@ impl S3Fifo {
                 if may_go(SlotIndex(slot)) {
                     match self.uses[slot as usize] {
                         0 => return Some(SlotIndex(slot)),
-                        uses => self.to_main(class, slot, uses - 1),
+                        uses => self.requeue(class, slot, uses - 1),
                     }
                 }
                 slot = newer;
@@ -159,12 +159,12 @@ impl Policy for S3Fifo {
         may_go: impl Fn(SlotIndex) -> bool,
     ) -> Option<SlotIndex> {
         if self.queues.len(small(class)) >= self.small_len[class] {
-            let slot = self.from_small(class, &may_go);
-            slot.or_else(|| self.from_main(class, &may_go))
+            let slot = self.leaver_of_small(class, &may_go);
+            slot.or_else(|| self.leaver_of_main(class, &may_go))
         } else {
-            let slot = self.from_main(class, &may_go);
-            slot.or_else(|| self.from_small(class, &may_go))
-                .or_else(|| self.from_main(class, &may_go))
+            let slot = self.leaver_of_main(class, &may_go);
+            slot.or_else(|| self.leaver_of_small(class, &may_go))
+                .or_else(|| self.leaver_of_main(class, &may_go))
         }
     }
 

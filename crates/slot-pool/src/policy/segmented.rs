@@ -78,8 +78,8 @@ impl Policy for Segmented {
         _incoming: ExpertKey,
         may_go: impl Fn(SlotIndex) -> bool,
     ) -> Option<SlotIndex> {
-        let probation = self.lists.from_oldest(probation(class));
-        let both = probation.chain(self.lists.from_oldest(protected(class)));
+        let probation = self.lists.oldest_first(probation(class));
+        let both = probation.chain(self.lists.oldest_first(protected(class)));
         both.map(SlotIndex).find(|slot| may_go(*slot))
     }
 

@@ -1,0 +1,103 @@
+//! The bodies of requests: so large, so slow, so many at once, and no more.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use http::{HeaderMap, Request, header};
+use hyper::body::Body as HttpBody;
+use serde_json::Value;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout_at};
+
+use crate::error::{ApiError, ErrorKind};
+use crate::fields::parse;
+
+/// Longest pause in a body.
+const PAUSE: Duration = Duration::from_secs(10);
+/// Longest time of a body.
+const WHOLE: Duration = Duration::from_mins(2);
+/// Bodies are counted in this many bytes.
+const UNIT: usize = 4096;
+/// Bodies of the greatest length that are held at once.
+const AT_ONCE: usize = 4;
+
+/// Reads bodies.
+#[derive(Debug, Clone)]
+pub(crate) struct Bodies {
+    max_bytes: usize,
+    /// What all bodies together may take.
+    room: Arc<Semaphore>,
+}
+
+/// A body as JSON. It counts until it is dropped.
+#[derive(Debug)]
+pub(crate) struct JsonBody {
+    pub(crate) value: Value,
+    pub(crate) room: Vec<OwnedSemaphorePermit>,
+}
+
+impl Bodies {
+    pub(crate) fn new(max_bytes: usize) -> Self {
+        let room = Arc::new(Semaphore::new(AT_ONCE * max_bytes.div_ceil(UNIT)));
+        Self { max_bytes, room }
+    }
+
+    /// Reads a body to its end.
+    pub(crate) async fn read(&self, request: Request<Body>) -> Result<JsonBody, ApiError> {
+        check_type(request.headers())?;
+        let announced = request.body().size_hint().lower();
+        if announced > self.max_bytes as u64 {
+            return Err(self.too_large(announced));
+        }
+        let (mut bytes, mut room) = (Vec::new(), Vec::new());
+        let mut body = request.into_body();
+        let end = Instant::now() + WHOLE;
+        loop {
+            let pause = end.min(Instant::now() + PAUSE);
+            let next = std::future::poll_fn(|cx| std::pin::Pin::new(&mut body).poll_frame(cx));
+            let frame = timeout_at(pause, next).await.map_err(|_| {
+                ApiError::new(ErrorKind::Timeout, "the body of the request did not come in time")
+            })?;
+            let Some(frame) = frame else { break };
+            let frame =
+                frame.map_err(|error| ApiError::invalid(format!("the body broke off: {error}")))?;
+            let Ok(data) = frame.into_data() else { continue };
+            if bytes.len() + data.len() > self.max_bytes {
+                return Err(self.too_large((bytes.len() + data.len()) as u64));
+            }
+            let units = (bytes.len() + data.len()).div_ceil(UNIT) - bytes.len().div_ceil(UNIT);
+            let units = Arc::clone(&self.room).try_acquire_many_owned(units as u32);
+            room.push(units.map_err(|_| {
+                ApiError::new(ErrorKind::Busy(2), "too many large requests at once; try again")
+            })?);
+            bytes.extend_from_slice(&data);
+        }
+        if bytes.is_empty() {
+            return Err(ApiError::invalid("the request has no body; a JSON object is needed"));
+        }
+        Ok(JsonBody { value: parse(&bytes)?, room })
+    }
+
+    fn too_large(&self, found: u64) -> ApiError {
+        let most = self.max_bytes;
+        ApiError::new(
+            ErrorKind::TooLarge,
+            format!("the body has {found} bytes or more; at most {most} are accepted"),
+        )
+    }
+}
+
+/// JSON, or what curl calls a body that it was not told the type of.
+fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    let Some(value) = headers.get(header::CONTENT_TYPE) else { return Ok(()) };
+    let text = value.to_str().unwrap_or_default();
+    let kind = text.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    match kind.as_str() {
+        "application/json" | "application/x-www-form-urlencoded" => Ok(()),
+        _ => Err(ApiError::new(
+            ErrorKind::MediaType,
+            format!("the body is of type `{kind:.60}`; needed: application/json"),
+        )),
+    }
+}

@@ -1,0 +1,347 @@
+//! From a request to answers on their way.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use session::scheduler::{
+    CancelToken, Choice, ChooseError, Chooser, EventSink, Job, JobError, JobEvent, SubmitError,
+};
+use session::{Finish as Ended, Sampler};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+use crate::answerer::{Answerer, Event, Sink, Thought, begin_of};
+use crate::chat::{Ask, Call, Finish, Input, Thinking, TokenChance, ToolChoice, Usage};
+use crate::error::{ApiError, ErrorKind};
+use crate::grammar::{CallForm, Grammar, Rule};
+use crate::metrics::Metrics;
+use crate::models::{Lease, Loaded};
+use crate::prompt::Prompt;
+use crate::splitter::{Begin, Piece, Splitter};
+
+/// Answers that are being made. Dropping it cancels them.
+pub(crate) struct Generation {
+    /// Which answer, and what happened to it. There are no more events than tokens, so nothing needs to wait.
+    pub(crate) events: UnboundedReceiver<(usize, Event)>,
+    pub(crate) model: String,
+    pub(crate) prompt_tokens: usize,
+    /// Of the random numbers of the first answer.
+    pub(crate) seed: u64,
+    pub(crate) n: usize,
+    /// Seconds since 1970.
+    pub(crate) created: u64,
+    cancel: CancelToken,
+    metrics: Arc<Metrics>,
+    _lease: Lease,
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        self.cancel.cancel();
+        self.metrics.finished();
+    }
+}
+
+/// An answer, whole.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Answer {
+    pub(crate) reasoning: String,
+    pub(crate) text: String,
+    pub(crate) calls: Vec<Call>,
+    pub(crate) chances: Vec<TokenChance>,
+    pub(crate) finish: Finish,
+    pub(crate) usage: Usage,
+}
+
+/// What a request made of a model, ready to be run.
+struct Prepared {
+    prompt: Prompt,
+    begin: Begin,
+    rule: Option<Rule>,
+    max_tokens: usize,
+}
+
+/// Starts answers. Renders, encodes and compiles, so it may take a while: call it where that is allowed.
+pub(crate) fn start(
+    lease: Lease,
+    ask: &Ask,
+    metrics: &Arc<Metrics>,
+) -> Result<Generation, ApiError> {
+    let model = Arc::clone(&lease.model);
+    let prepared = prepare(&model, ask)?;
+    let (sender, events) = unbounded_channel();
+    let config = ask.sampling.over(&model.defaults);
+    let seed = config.seed;
+    let cancel = CancelToken::new();
+    let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    metrics.started();
+    let generation = Generation {
+        events,
+        model: lease.name.clone(),
+        prompt_tokens: prepared.prompt.tokens.len(),
+        seed,
+        n: ask.n,
+        created,
+        cancel: cancel.clone(),
+        metrics: Arc::clone(metrics),
+        _lease: lease,
+    };
+    for index in 0..ask.n {
+        let config =
+            session::SamplerConfig { seed: seed.wrapping_add(index as u64), ..config.clone() };
+        let sampler = Sampler::new(config).map_err(|error| {
+            ApiError::invalid(error.to_string().trim_start_matches("--").to_owned())
+        })?;
+        let sender = sender.clone();
+        let counted = Arc::clone(metrics);
+        let sink: Sink = Arc::new(move |event| {
+            counted.count(&event);
+            // Nobody listens any more: the job is being cancelled.
+            let _ = sender.send((index, event));
+        });
+        let answerer = answerer(&model, ask, &prepared, sampler, sink)?;
+        let job = job(&model, &prepared, answerer, cancel.clone());
+        // What was taken before is cancelled as the generation goes.
+        model.runner.submit(job).map_err(|error| refused(&error))?;
+    }
+    Ok(generation)
+}
+
+fn prepare(model: &Loaded, ask: &Ask) -> Result<Prepared, ApiError> {
+    let prompt = model.prompts.of(ask)?;
+    let (found, most) = (prompt.tokens.len(), model.context);
+    if found == 0 {
+        return Err(ApiError::invalid("the prompt is empty; give at least one token of text"));
+    }
+    if found >= most {
+        return Err(ApiError::invalid(format!(
+            "the prompt has {found} tokens and the context holds {most}, the answer included; shorten it or start the server with a larger `--context`"
+        ))
+        .code("context_length_exceeded"));
+    }
+    let begin = match ask.input {
+        Input::Chat(_) => begin_of(&prompt.tail, ask.continues),
+        Input::Text(_) | Input::Tokens(_) => Begin::Text,
+    };
+    let left = most - found;
+    let max_tokens = ask.max_tokens.unwrap_or(left).min(left);
+    Ok(Prepared { prompt, begin, rule: rule(model, ask), max_tokens })
+}
+
+/// What the answer has to look like.
+fn rule(model: &Loaded, ask: &Ask) -> Option<Rule> {
+    let form = model.prompts.call_form().unwrap_or(CallForm::Json);
+    let parallel = ask.parallel;
+    match &ask.tool_choice {
+        ToolChoice::Required => Some(Rule::Calls { tools: ask.tools.clone(), form, parallel }),
+        ToolChoice::Named(name) => {
+            let tools = ask.tools.iter().filter(|tool| tool.name == *name).cloned().collect();
+            Some(Rule::Calls { tools, form, parallel: false })
+        }
+        ToolChoice::Auto | ToolChoice::None => Rule::of(&ask.format),
+    }
+}
+
+fn answerer(
+    model: &Loaded,
+    ask: &Ask,
+    prepared: &Prepared,
+    sampler: Sampler,
+    sink: Sink,
+) -> Result<Answerer, ApiError> {
+    let has_tools = ask.tool_choice != ToolChoice::None && prepared.begin != Begin::Text;
+    let tools = if has_tools { ask.tools.clone() } else { Vec::new() };
+    // JSON that was asked for is text, whatever tags it may spell.
+    let is_json = matches!(prepared.rule, Some(Rule::Json(_)));
+    let begin = match prepared.begin {
+        Begin::Either if prepared.rule.is_some() => Begin::Text,
+        begin => begin,
+    };
+    let splitter = Splitter::new(begin, if is_json { Vec::new() } else { tools }, &ask.stop);
+    let mut answerer = Answerer::new(Arc::clone(&model.tokenizer), sampler, splitter, sink);
+    answerer.bias = ask.sampling.logit_bias.iter().map(|(id, bias)| (*id, *bias)).collect();
+    answerer.logprobs = ask.logprobs;
+    answerer.one_call = !ask.parallel;
+    answerer.grammar = prepared.rule.as_ref().map(|rule| compile(model, rule)).transpose()?;
+    if prepared.rule.is_none() && has_tools && ask.tools.iter().any(|tool| tool.strict) {
+        let form = model.prompts.call_form().unwrap_or(CallForm::Json);
+        let rule = Rule::Call { tools: ask.tools.clone(), form };
+        answerer.strict = Some(compile(model, &rule)?);
+    }
+    if let Thinking::On { budget: Some(budget), .. } = ask.thinking {
+        let mut closing = model.prompts.plain("\n</think>\n\n")?;
+        closing.reverse();
+        answerer.thought = Some(Thought { left: budget, closing });
+    }
+    Ok(answerer)
+}
+
+fn compile(model: &Loaded, rule: &Rule) -> Result<Grammar, ApiError> {
+    let grammars = model.grammars.as_ref().as_ref();
+    let grammar = grammars
+        .map_err(ToString::to_string)
+        .and_then(|grammars| grammars.compile(rule).map_err(|error| error.to_string()));
+    grammar.map_err(|problem| {
+        let (what, at) = match rule {
+            Rule::Json(_) => ("the JSON schema", "response_format"),
+            Rule::Calls { .. } | Rule::Call { .. } => ("the schemas of the tools", "tools"),
+        };
+        ApiError::invalid(format!("{what} cannot be followed: {problem}"))
+            .at(at)
+            .code("invalid_json_schema")
+    })
+}
+
+/// An answerer that the job chooses with, and its end flushes.
+struct Shared(Arc<Mutex<Answerer>>);
+
+impl Shared {
+    fn with<T>(&self, act: impl FnOnce(&mut Answerer) -> T) -> T {
+        act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Chooser for Shared {
+    fn begin(&mut self, prompt: &[u32]) {
+        self.with(|answerer| answerer.begin(prompt));
+    }
+
+    fn choose(&mut self, logits: &[f32]) -> Result<Choice, ChooseError> {
+        self.with(|answerer| answerer.choose(logits))
+    }
+}
+
+/// Where the events of a job go: on, with the rest of the answer before its end.
+struct Forward {
+    answerer: Shared,
+    sink: Sink,
+}
+
+impl EventSink for Forward {
+    fn send(&mut self, event: JobEvent) -> bool {
+        let event = match event {
+            JobEvent::Queued { ahead } => Event::Queued { ahead },
+            JobEvent::Started { cached, .. } => Event::Started { cached },
+            JobEvent::Prefilled { rows, of } => Event::Progress { rows, of },
+            JobEvent::Token { .. } => return true,
+            JobEvent::Finished(report) => {
+                let finish = self.answerer.with(Answerer::end);
+                let is_full = matches!(report.finish, Ended::Length | Ended::Context);
+                Event::Ended(if is_full && finish == Finish::Stop {
+                    Finish::Length
+                } else {
+                    finish
+                })
+            }
+            JobEvent::Failed(JobError::Cancelled { .. } | JobError::ShuttingDown) => {
+                let _ = self.answerer.with(Answerer::end);
+                Event::Ended(Finish::Cut)
+            }
+            JobEvent::Failed(error) => Event::Failed(error.to_string()),
+        };
+        (self.sink)(event);
+        true
+    }
+}
+
+fn job(model: &Loaded, prepared: &Prepared, answerer: Answerer, cancel: CancelToken) -> Job {
+    let sink = Arc::clone(&answerer.sink);
+    let answerer = Arc::new(Mutex::new(answerer));
+    Job {
+        prompt: prepared.prompt.tokens.clone(),
+        shared: prepared.prompt.shared,
+        max_tokens: prepared.max_tokens,
+        chooser: Box::new(Shared(Arc::clone(&answerer))),
+        events: Box::new(Forward { answerer: Shared(answerer), sink }),
+        cancel,
+        patience: model.patience,
+    }
+}
+
+fn refused(refused: &SubmitError) -> ApiError {
+    match refused {
+        SubmitError::QueueFull { retry_after, .. } => {
+            let seconds = u32::try_from(retry_after.as_secs()).unwrap_or(u32::MAX).max(1);
+            ApiError::new(ErrorKind::Busy(seconds), refused.to_string())
+        }
+        SubmitError::ShuttingDown => ApiError::new(ErrorKind::Busy(5), refused.to_string()),
+        _ => ApiError::invalid(refused.to_string()),
+    }
+}
+
+/// Puts answers together from their events.
+#[derive(Debug, Clone)]
+pub(crate) struct Collector {
+    pub(crate) answer: Answer,
+    is_over: bool,
+}
+
+impl Collector {
+    pub(crate) fn new(prompt: usize) -> Self {
+        let usage = Usage { prompt, ..Usage::default() };
+        let answer = Answer {
+            reasoning: String::new(),
+            text: String::new(),
+            calls: Vec::new(),
+            chances: Vec::new(),
+            finish: Finish::Cut,
+            usage,
+        };
+        Self { answer, is_over: false }
+    }
+
+    /// Adds what an event brings; the error, if the answer broke off.
+    pub(crate) fn add(&mut self, event: &Event) -> Result<(), String> {
+        let answer = &mut self.answer;
+        match event {
+            Event::Started { cached } => answer.usage.cached = *cached,
+            Event::Queued { .. } | Event::Progress { .. } => {}
+            Event::Token(token) => {
+                answer.usage.generated += usize::from(token.counts);
+                answer.usage.reasoning += usize::from(token.counts && token.is_reasoning);
+                for piece in &token.pieces {
+                    match piece {
+                        Piece::Reasoning(text) => answer.reasoning.push_str(text),
+                        Piece::Text(text) => answer.text.push_str(text),
+                        Piece::Call(call) => answer.calls.push(call.clone()),
+                    }
+                }
+                answer.chances.extend(token.chance.clone());
+            }
+            Event::Ended(finish) => {
+                answer.finish = finish.clone();
+                self.is_over = true;
+            }
+            Event::Failed(error) => {
+                self.is_over = true;
+                return Err(error.clone());
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) const fn is_over(&self) -> bool {
+        self.is_over
+    }
+}
+
+impl Generation {
+    /// All answers, when all are over.
+    pub(crate) async fn collect(mut self) -> Result<Vec<Answer>, ApiError> {
+        let mut collectors = vec![Collector::new(self.prompt_tokens); self.n];
+        while let Some((index, event)) = self.events.recv().await {
+            collectors[index].add(&event).map_err(|error| broke_off(&error))?;
+            if collectors.iter().all(Collector::is_over) {
+                break;
+            }
+        }
+        if !collectors.iter().all(Collector::is_over) {
+            return Err(broke_off("the model was unloaded"));
+        }
+        Ok(collectors.into_iter().map(|collector| collector.answer).collect())
+    }
+}
+
+/// An answer that the disk or the model broke off.
+pub(crate) fn broke_off(error: &str) -> ApiError {
+    ApiError::internal(format!("the answer broke off: {error}")).code("generation_failed")
+}
