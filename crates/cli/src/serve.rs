@@ -52,6 +52,7 @@ fn options(args: &ServeArgs, default_model: Option<String>) -> Result<server::Op
         api_key: args.api_key.clone().or_else(from_env),
         allow_anyone: args.allow_anyone,
         cors_origins: args.cors_origin.clone(),
+        times: server::Times::default(),
         max_body: usize::try_from(args.max_body.0).context("--max-body")?,
         max_connections: usize::from(args.max_connections),
         keep_alive: match seconds(&args.keep_alive, "keep-alive")? {

@@ -1,7 +1,6 @@
 //! The bodies of requests: so large, so slow, so many at once, and no more.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::body::Body;
 use http::{HeaderMap, Request, header};
@@ -12,11 +11,8 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::error::{ApiError, ErrorKind};
 use crate::fields::parse;
+use crate::listen::Times;
 
-/// Longest pause in a body.
-const PAUSE: Duration = Duration::from_secs(10);
-/// Longest time of a body.
-const WHOLE: Duration = Duration::from_mins(2);
 /// Bodies are counted in this many bytes.
 const UNIT: usize = 4096;
 /// Bodies of the greatest length that are held at once.
@@ -26,6 +22,7 @@ const AT_ONCE: usize = 4;
 #[derive(Debug, Clone)]
 pub(crate) struct Bodies {
     max_bytes: usize,
+    times: Times,
     /// What all bodies together may take.
     room: Arc<Semaphore>,
 }
@@ -38,9 +35,9 @@ pub(crate) struct JsonBody {
 }
 
 impl Bodies {
-    pub(crate) fn new(max_bytes: usize) -> Self {
+    pub(crate) fn new(max_bytes: usize, times: Times) -> Self {
         let room = Arc::new(Semaphore::new(AT_ONCE * max_bytes.div_ceil(UNIT)));
-        Self { max_bytes, room }
+        Self { max_bytes, times, room }
     }
 
     /// Reads a body to its end.
@@ -52,9 +49,9 @@ impl Bodies {
         }
         let (mut bytes, mut room) = (Vec::new(), Vec::new());
         let mut body = request.into_body();
-        let end = Instant::now() + WHOLE;
+        let end = Instant::now() + self.times.body;
         loop {
-            let pause = end.min(Instant::now() + PAUSE);
+            let pause = end.min(Instant::now() + self.times.pause);
             let next = std::future::poll_fn(|cx| std::pin::Pin::new(&mut body).poll_frame(cx));
             let frame = timeout_at(pause, next).await.map_err(|_| {
                 ApiError::new(ErrorKind::Timeout, "the body of the request did not come in time")

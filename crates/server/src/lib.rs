@@ -39,7 +39,7 @@ mod testing;
 mod tests;
 
 pub use chat::KeepAlive;
-pub use listen::{Options, ServeError, serve};
+pub use listen::{Options, ServeError, Times, serve};
 pub use load::{LoadOptions, LoadProblem, load};
 pub use models::{Loaded, ModelInfo, Shelf};
 

@@ -13,13 +13,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
 use crate::access::Access;
+use crate::body::Bodies;
 use crate::chat::KeepAlive;
 use crate::io::Impatient;
 use crate::models::{Models, Shelf};
 use crate::router::{self, App};
 
-/// How long the head of a request may take, and how long a connection may be idle between requests.
-const HEAD: Duration = Duration::from_secs(30);
 /// Bytes of a request's head.
 const HEAD_BYTES: usize = 32 << 10;
 /// Lines of a head.
@@ -30,6 +29,27 @@ const TICK: Duration = Duration::from_millis(200);
 const THREADS: usize = 2;
 /// Threads for what takes a while: rendering, compiling, loading.
 const BLOCKING_THREADS: usize = 4;
+
+/// How long the server waits for what a client sends: one that is slow on purpose holds a connection no longer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Times {
+    /// For the head of a request, and between requests.
+    pub head: Duration,
+    /// Longest pause in a body.
+    pub pause: Duration,
+    /// For a whole body.
+    pub body: Duration,
+}
+
+impl Default for Times {
+    fn default() -> Self {
+        Self {
+            head: Duration::from_secs(30),
+            pause: Duration::from_secs(10),
+            body: Duration::from_mins(2),
+        }
+    }
+}
 
 /// How to serve.
 #[derive(Debug, Clone)]
@@ -44,6 +64,8 @@ pub struct Options {
     pub cors_origins: Vec<String>,
     /// Bytes of a request's body.
     pub max_body: usize,
+    /// Patience with clients that send slowly.
+    pub times: Times,
     /// Connections at once.
     pub max_connections: usize,
     /// How long a model stays loaded that nobody uses.
@@ -140,7 +162,8 @@ async fn run(
         own_names_only: address.ip().is_loopback() && options.api_key.is_none(),
         origins: options.cors_origins.clone(),
     };
-    let app = Arc::new(App::new(Arc::clone(&models), access, options.max_body, options.log));
+    let bodies = Bodies::new(options.max_body, options.times);
+    let app = Arc::new(App::new(Arc::clone(&models), access, bodies, options.log));
     let (closing, closed) = watch::channel(false);
     let accepting = tokio::spawn(accept(
         listener,
@@ -149,6 +172,7 @@ async fn run(
             router: router::router(Arc::clone(&app)),
             app,
             closed,
+            head: options.times.head,
         },
     ));
     ready(address);
@@ -177,6 +201,8 @@ struct Connections {
     router: Router,
     app: Arc<App>,
     closed: watch::Receiver<bool>,
+    /// See [`Times::head`].
+    head: Duration,
 }
 
 async fn accept(listener: TcpListener, connections: Connections) {
@@ -193,10 +219,10 @@ async fn accept(listener: TcpListener, connections: Connections) {
         };
         let router = connections.router.clone();
         let app = Arc::clone(&connections.app);
-        let closed = connections.closed.clone();
+        let (closed, head) = (connections.closed.clone(), connections.head);
         tokio::spawn(async move {
             app.metrics.connected();
-            talk(stream, router, closed).await;
+            talk(stream, router, head, closed).await;
             app.metrics.disconnected();
             drop(permit);
         });
@@ -218,13 +244,18 @@ async fn refuse(mut stream: TcpStream) {
     let _ = tokio::time::timeout(Duration::from_secs(1), say).await;
 }
 
-async fn talk(stream: TcpStream, router: Router, mut closed: watch::Receiver<bool>) {
+async fn talk(
+    stream: TcpStream,
+    router: Router,
+    head: Duration,
+    mut closed: watch::Receiver<bool>,
+) {
     // Tokens are small and wanted at once.
     let _ = stream.set_nodelay(true);
     let service = TowerToHyperService::new(router);
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD)
+        .header_read_timeout(head)
         .max_buf_size(HEAD_BYTES)
         .max_headers(HEAD_LINES)
         .serve_connection(TokioIo::new(Impatient::new(stream)), service);
@@ -258,6 +289,7 @@ mod tests {
             allow_anyone: false,
             cors_origins: Vec::new(),
             max_body: 1 << 20,
+            times: Times::default(),
             max_connections: 8,
             keep_alive: KeepAlive::Forever,
             idle_exit: None,

@@ -45,11 +45,10 @@ impl App {
     pub(crate) fn new(
         models: Arc<Models>,
         access: Access,
-        max_body: usize,
+        bodies: Bodies,
         log: Option<fn(&str)>,
     ) -> Self {
-        let (metrics, bodies) = (Arc::default(), Bodies::new(max_body));
-        Self { models, metrics, access, bodies, log }
+        Self { models, metrics: Arc::default(), access, bodies, log }
     }
 }
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::chat::KeepAlive;
-use crate::listen::{Options, serve};
+use crate::listen::{Options, Times, serve};
 use crate::testing::{DEMO, Line, Script, Scripts};
 
 /// A server with a script; ends when it is dropped.
@@ -70,6 +70,7 @@ impl Server {
             allow_anyone: false,
             cors_origins: Vec::new(),
             max_body: 64 << 10,
+            times: Times::default(),
             max_connections: 16,
             keep_alive: KeepAlive::Forever,
             idle_exit: None,

@@ -1,3 +1,4 @@
+use std::io::ErrorKind::{TimedOut, WouldBlock};
 use std::io::{Read, Write};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -5,6 +6,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::{Server, read_reply};
+use crate::Times;
 use crate::testing::Line;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -181,6 +183,58 @@ fn connections_beyond_the_limit_are_told_so() {
     while server.get("/health").status != 200 {
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// Writes byte after byte until the other side has had enough; what it said.
+fn drip(server: &Server, head: &str, byte: u8) -> String {
+    let mut stream = server.connect();
+    stream.write_all(head.as_bytes()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
+    let (mut said, mut buffer) = (Vec::new(), [0; 512]);
+    loop {
+        match stream.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(n) => said.extend_from_slice(&buffer[..n]),
+            Err(error) if matches!(error.kind(), WouldBlock | TimedOut) => {
+                if stream.write_all(&[byte]).is_err() {
+                    break;
+                }
+            }
+            // A connection that is gone.
+            Err(_) => break,
+        }
+    }
+    String::from_utf8_lossy(&said).into_owned()
+}
+
+#[test]
+fn nobody_waits_for_a_client_that_is_slow_on_purpose() {
+    let times = Times {
+        head: Duration::from_millis(200),
+        pause: Duration::from_millis(100),
+        body: Duration::from_millis(300),
+    };
+    let server = Server::with([], |options| (options.times, options.max_connections) = (times, 4));
+    let host = server.address;
+    // A head whose lines never end, and one of which nothing more comes.
+    let head = drip(&server, "GET /health HTTP/1.1\r\nx: ", b'y');
+    assert!(head.is_empty() || head.starts_with("HTTP/1.1 408"), "{head}");
+    let mut silent = server.connect();
+    silent.write_all(b"GET /hea").unwrap();
+    let mut said = String::new();
+    let _ = silent.read_to_string(&mut said);
+    assert!(said.is_empty() || said.starts_with("HTTP/1.1 408"), "{said}");
+    // The same of bodies: one that stops, one that trickles.
+    let head = format!("POST {CHAT} HTTP/1.1\r\nhost: {host}\r\ncontent-length: 60000\r\n\r\n");
+    let mut stopped = server.connect();
+    stopped.write_all(format!("{head}{{").as_bytes()).unwrap();
+    let reply = read_reply(&mut stopped);
+    assert_eq!(reply.status, 408, "{}", reply.head);
+    let trickled = drip(&server, &head, b' ');
+    assert!(trickled.starts_with("HTTP/1.1 408"), "{trickled}");
+    // Four such clients took every connection, and gave all of them back.
+    assert_eq!(server.get("/health").status, 200);
+    assert!(server.get("/metrics").body.contains("\nsakia_connections_refused_total 0\n"));
 }
 
 #[test]
