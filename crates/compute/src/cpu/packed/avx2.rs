@@ -31,18 +31,18 @@ pub(super) fn multiply<'x>(
     let tile = |xs| {
         let Layout { run, minima, halves, .. } = layout;
         let products = match (run, layout.steps(), minima, halves) {
-            (32, 8, true, false) => tile::<32, 8, true, 1>(packed, block, xs),
-            (32, 8, false, false) => tile::<32, 8, false, 1>(packed, block, xs),
-            (32, 8, true, true) => tile::<32, 8, true, 2>(packed, block, xs),
-            (32, 8, false, true) => tile::<32, 8, false, 2>(packed, block, xs),
-            (32, 4, true, false) => tile::<32, 4, true, 1>(packed, block, xs),
-            (32, 4, false, false) => tile::<32, 4, false, 1>(packed, block, xs),
-            (32, 2, true, false) => tile::<32, 2, true, 1>(packed, block, xs),
-            (32, 1, false, false) => tile::<32, 1, false, 1>(packed, block, xs),
-            (16, 4, true, false) => tile::<16, 4, true, 1>(packed, block, xs),
-            (16, 4, false, false) => tile::<16, 4, false, 1>(packed, block, xs),
-            (16, 2, false, false) => tile::<16, 2, false, 1>(packed, block, xs),
-            (16, 1, false, false) => tile::<16, 1, false, 1>(packed, block, xs),
+            (32, 8, true, false) => tile::<8, 8, true, 1>(packed, block, xs),
+            (32, 8, false, false) => tile::<8, 8, false, 1>(packed, block, xs),
+            (32, 8, true, true) => tile::<8, 8, true, 2>(packed, block, xs),
+            (32, 8, false, true) => tile::<8, 8, false, 2>(packed, block, xs),
+            (32, 4, true, false) => tile::<8, 4, true, 1>(packed, block, xs),
+            (32, 4, false, false) => tile::<8, 4, false, 1>(packed, block, xs),
+            (32, 2, true, false) => tile::<8, 2, true, 1>(packed, block, xs),
+            (32, 1, false, false) => tile::<8, 1, false, 1>(packed, block, xs),
+            (16, 4, true, false) => tile::<4, 4, true, 1>(packed, block, xs),
+            (16, 4, false, false) => tile::<4, 4, false, 1>(packed, block, xs),
+            (16, 2, false, false) => tile::<4, 2, false, 1>(packed, block, xs),
+            (16, 1, false, false) => tile::<4, 1, false, 1>(packed, block, xs),
             _ => unreachable!("{layout:?} is no type's layout"),
         };
         let mut values = [[0.0; ROWS]; TILE];
@@ -154,52 +154,41 @@ fn transpose(rows: &[Unpacked; ROWS], first: usize, zero: u8, codes: &mut [u8; 3
     }
 }
 
-/// All rows times a tile of columns. `RUN` values share a sub-scale, `STEPS` steps of four fit 16 bits, and a value
-/// has `PLANES` codes.
+/// All rows times a tile of columns. `WORDS` steps of four values share a sub-scale, `STEPS` of them fit 16 bits, and a
+/// value has `PLANES` codes.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn tile<const RUN: usize, const STEPS: usize, const MINIMA: bool, const PLANES: usize>(
+fn tile<const WORDS: usize, const STEPS: usize, const MINIMA: bool, const PLANES: usize>(
     packed: &Packed,
     block: usize,
     xs: [Q8View<'_>; TILE],
 ) -> [__m256; TILE] {
-    let codes = packed.codes.as_chunks::<{ 4 * ROWS }>().0.chunks_exact(block / 4 * PLANES);
-    let scales = packed.scales.as_chunks::<{ 2 * ROWS }>().0.chunks_exact(block / RUN * PLANES);
-    let sums = packed.sums.as_chunks::<{ 2 * ROWS }>().0.chunks_exact(block / 32);
+    let (runs, pairs) = (block / (4 * WORDS), block / 32);
+    let codes = packed.codes.as_chunks::<{ 4 * ROWS }>().0.as_chunks::<WORDS>().0;
+    let codes = codes.as_chunks::<PLANES>().0.chunks_exact(runs);
+    let scales = packed.scales.as_chunks::<{ 2 * ROWS }>().0.as_chunks::<PLANES>().0;
+    let scales = scales.chunks_exact(runs);
+    let sums = packed.sums.as_chunks::<{ 2 * ROWS }>().0.chunks_exact(pairs);
+    let quants = xs.map(|x| x.quants.as_chunks::<4>().0.as_chunks::<WORDS>().0);
+    let group_sums = xs.map(|x| x.sums.as_chunks::<2>().0);
     let mut acc = [_mm256_setzero_ps(); TILE];
     let blocks = packed.heads.iter().zip(codes).zip(scales.zip(sums));
     for (b, ((head, codes), (scales, sums))) in blocks.enumerate() {
-        let mut quants: [&[[i8; 4]]; TILE] = [&[]; TILE];
-        for c in 0..TILE {
-            quants[c] = xs[c].quants[b * block..(b + 1) * block].as_chunks().0;
-        }
+        let quants = quants.map(|quants| &quants[b * runs..(b + 1) * runs]);
         let mut isum = [_mm256_setzero_si256(); TILE];
-        let planes = codes.chunks_exact(RUN / 4).zip(scales).enumerate();
-        for (plane, (codes, scale)) in planes {
-            let scale = load_i16x16(scale);
-            for codes in codes.as_chunks::<STEPS>().0 {
-                let mut sum = [_mm256_setzero_si256(); TILE];
-                for k in 0..STEPS {
-                    let w = load_u8x32(&codes[k]);
-                    for c in 0..TILE {
-                        let quants: &[[i8; 4]; STEPS] = quants[c].first_chunk().expect("quants");
-                        let products = _mm256_maddubs_epi16(w, four_to_all(&quants[k]));
-                        sum[c] = if k == 0 { products } else { _mm256_add_epi16(sum[c], products) };
-                    }
-                }
-                for c in 0..TILE {
-                    if plane % PLANES == PLANES - 1 {
-                        quants[c] = &quants[c][STEPS..];
-                    }
-                    isum[c] = _mm256_add_epi32(isum[c], _mm256_madd_epi16(sum[c], scale));
-                }
+        for run in 0..runs {
+            let quants = quants.map(|quants| &quants[run]);
+            for plane in 0..PLANES {
+                let scale = load_i16x16(&scales[run][plane]);
+                add_run::<WORDS, STEPS>(&codes[run][plane], quants, scale, &mut isum);
             }
         }
+        let group_sums = group_sums.map(|sums| &sums[b * pairs..(b + 1) * pairs]);
         let mut msum = [_mm256_setzero_si256(); TILE];
-        for c in 0..TILE {
-            let group_sums = &xs[c].sums[b * block / GROUP..(b + 1) * block / GROUP];
-            for (factors, pair) in sums.iter().zip(group_sums.as_chunks().0) {
-                let products = _mm256_madd_epi16(load_i16x16(factors), two_to_all(pair));
+        for (pair, factors) in sums.iter().enumerate() {
+            let factors = load_i16x16(factors);
+            for c in 0..TILE {
+                let products = _mm256_madd_epi16(factors, two_to_all(&group_sums[c][pair]));
                 msum[c] = _mm256_add_epi32(msum[c], products);
             }
         }
@@ -215,6 +204,31 @@ fn tile<const RUN: usize, const STEPS: usize, const MINIMA: bool, const PLANES: 
         }
     }
     acc
+}
+
+/// Adds the products of a run of codes that share a sub-scale.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn add_run<const WORDS: usize, const STEPS: usize>(
+    codes: &[[u8; 4 * ROWS]; WORDS],
+    quants: [&[[i8; 4]; WORDS]; TILE],
+    scale: __m256i,
+    isum: &mut [__m256i; TILE],
+) {
+    const { assert!(WORDS.is_multiple_of(STEPS)) };
+    for first in (0..WORDS).step_by(STEPS) {
+        let mut sum = [_mm256_setzero_si256(); TILE];
+        for k in first..first + STEPS {
+            let w = load_u8x32(&codes[k]);
+            for c in 0..TILE {
+                let products = _mm256_maddubs_epi16(w, four_to_all(&quants[c][k]));
+                sum[c] = if k == first { products } else { _mm256_add_epi16(sum[c], products) };
+            }
+        }
+        for c in 0..TILE {
+            isum[c] = _mm256_add_epi32(isum[c], _mm256_madd_epi16(sum[c], scale));
+        }
+    }
 }
 
 /// Four quants, to every lane.
