@@ -82,6 +82,8 @@ def main():
     def one(prompt):
         return answer(base, model, prompt, args.tokens)
 
+    # The model is loaded when it is first asked for, and has no counters before.
+    answer(base, model, PROMPTS[0], 1)
     runs = {"apart": [], "together": []}
     expected = None
     for round_number in range(args.rounds + 1):
