@@ -8,14 +8,16 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
+use std::sync::LazyLock;
 
 use anyhow::{Context, Result, bail};
+use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use session::{MAX_TRACE_BYTES, Pace, Replay, ReplayPolicy, Synthetic, Tally, Trace, replay};
-use slot_pool::PolicyKind;
 use units::Bytes;
 
+use crate::args::Policy;
 use crate::{output, report};
 
 #[derive(Args)]
@@ -61,31 +63,37 @@ pub(crate) struct SimulateArgs {
 }
 
 /// Who decides which expert leaves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Who {
-    Clock,
-    Lru,
-    Segmented,
-    Frequency,
-    S3Fifo,
-    Arc,
-    PerLayer,
-    /// Knows the future: the bound
+    /// One of the engine's.
+    Online(Policy),
+    /// Knows the future.
     Belady,
 }
 
+impl ValueEnum for Who {
+    fn value_variants<'a>() -> &'a [Self] {
+        static ALL: LazyLock<Vec<Who>> = LazyLock::new(|| {
+            let online = Policy::value_variants().iter().copied().map(Who::Online);
+            online.chain([Who::Belady]).collect()
+        });
+        &ALL
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        match self {
+            Self::Online(policy) => policy.to_possible_value(),
+            Self::Belady => Some(PossibleValue::new("belady").help("Knows the future: the bound")),
+        }
+    }
+}
+
 impl Who {
-    const fn policy(self) -> ReplayPolicy {
-        ReplayPolicy::Online(match self {
-            Self::Clock => PolicyKind::Clock,
-            Self::Lru => PolicyKind::Lru,
-            Self::Segmented => PolicyKind::Segmented,
-            Self::Frequency => PolicyKind::Frequency,
-            Self::S3Fifo => PolicyKind::S3Fifo,
-            Self::Arc => PolicyKind::Arc,
-            Self::PerLayer => PolicyKind::PerLayer,
-            Self::Belady => return ReplayPolicy::Belady,
-        })
+    fn policy(self) -> ReplayPolicy {
+        match self {
+            Self::Online(policy) => ReplayPolicy::Online(policy.into()),
+            Self::Belady => ReplayPolicy::Belady,
+        }
     }
 
     fn name(self) -> String {

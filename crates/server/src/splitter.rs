@@ -3,6 +3,8 @@
 //! Pure: bytes of tokens go in, pieces come out. How the bytes are cut into tokens changes when pieces come out, never
 //! what they add up to. A call comes out whole or, if it never becomes one, as the text that it was.
 
+use session::{complete_prefix, overlap};
+
 use crate::calls::{self, Block, CLOSES, FUNCTION, FUNCTION_CLOSES, OPENS};
 use crate::chat::{Call, Tool};
 
@@ -277,26 +279,6 @@ fn give(text: &str, out: &mut Vec<Piece>, piece: fn(String) -> Piece) {
     if !text.is_empty() {
         out.push(piece(text.to_owned()));
     }
-}
-
-/// Bytes at the end of `text` that begin `pattern`.
-fn overlap(text: &str, pattern: &str) -> usize {
-    let longest = text.len().min(pattern.len() - 1);
-    let begins = |n: &usize| text.as_bytes().ends_with(&pattern.as_bytes()[..*n]);
-    (1..=longest).rev().filter(|n| pattern.is_char_boundary(*n)).find(begins).unwrap_or(0)
-}
-
-/// How many bytes can be decoded now: everything but a character that has begun and not ended.
-pub(crate) fn complete_prefix(bytes: &[u8]) -> usize {
-    let mut at = 0;
-    while let Err(error) = std::str::from_utf8(&bytes[at..]) {
-        match error.error_len() {
-            // Never valid, however it continues: it is replaced now.
-            Some(len) => at += error.valid_up_to() + len,
-            None => return at + error.valid_up_to(),
-        }
-    }
-    bytes.len()
 }
 
 #[cfg(test)]

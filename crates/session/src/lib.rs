@@ -36,7 +36,7 @@ pub use sequence::{GRID, Phase, Prompt, Sequence};
 pub use speculate::{
     Depth, Drafter, MOST_GUESSES, Speculation, SpeculationCounters, SpeculationOptions,
 };
-pub use stream::TextStream;
+pub use stream::{TextStream, complete_prefix, overlap};
 pub use synthetic::{Synthetic, SyntheticError};
 pub use template::{ChatTemplate, Message, RenderOptions, TemplateError};
 pub use tokenizer::{Specials, Tokenizer, TokenizerError};

@@ -142,15 +142,15 @@ fn first_stop(text: &str, stops: &[String]) -> Option<usize> {
     stops.iter().filter_map(found).min().map(|(_, at)| at)
 }
 
-/// Bytes at the end of `text` that begin `stop`.
-fn overlap(text: &str, stop: &str) -> usize {
+/// Bytes at the end of `text` that begin `stop`, which is not empty.
+pub fn overlap(text: &str, stop: &str) -> usize {
     let longest = text.len().min(stop.len() - 1);
     let begins = |n: &usize| text.as_bytes().ends_with(&stop.as_bytes()[..*n]);
     (1..=longest).rev().filter(|n| stop.is_char_boundary(*n)).find(begins).unwrap_or(0)
 }
 
 /// How many bytes can be decoded now: everything but a character that has begun and not ended.
-fn complete_prefix(bytes: &[u8]) -> usize {
+pub fn complete_prefix(bytes: &[u8]) -> usize {
     let mut at = 0;
     while let Err(error) = std::str::from_utf8(&bytes[at..]) {
         match error.error_len() {

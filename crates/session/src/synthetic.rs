@@ -55,6 +55,8 @@ impl Synthetic {
     /// - `olmoe` (64 experts, 8 a token): a token shares 43.5 % with the one before, 21 % of the experts get half
     /// - `kimi-linear` (256, 8): 33.6 %, and 8.7 % get half
     /// - `flash-next` (512, 10): 10 % of the experts get 71 %
+    ///
+    /// Experts are as large as at 4.5 bits a weight.
     pub fn like(name: &str) -> Option<Self> {
         let of = |layers, experts, top_k, skew, reuse, record_bytes| Self {
             layers,

@@ -6,7 +6,7 @@
 use units::{ExpertKey, SlotIndex};
 
 use super::list::Lists;
-use super::{Policy, Shape};
+use super::{Numbering, Policy, Shape};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Arc {
@@ -14,9 +14,8 @@ pub(crate) struct Arc {
     lists: Lists,
     /// The same of keys that have left.
     ghosts: Lists,
-    class_of_slot: Vec<u32>,
+    numbering: Numbering,
     classes: Vec<Target>,
-    n_experts: usize,
 }
 
 /// Slots of a size class.
@@ -41,18 +40,9 @@ impl Arc {
         Self {
             lists: Lists::new(2 * shape.classes.len(), shape.slots()),
             ghosts: Lists::new(2 * shape.classes.len(), shape.keys()),
-            class_of_slot: shape.class_of_slot(),
+            numbering: shape.numbering(),
             classes: shape.classes.iter().map(|slots| target(slots.len())).collect(),
-            n_experts: shape.n_experts,
         }
-    }
-
-    fn key(&self, key: ExpertKey) -> u32 {
-        (key.layer.get() * self.n_experts + key.expert.get()) as u32
-    }
-
-    fn class_of(&self, slot: SlotIndex) -> usize {
-        self.class_of_slot[slot.get()] as usize
     }
 
     /// A key that had left comes back: the list that it left should have been longer. The list that it now joins.
@@ -89,14 +79,14 @@ impl Arc {
 
 impl Policy for Arc {
     fn inserted(&mut self, slot: SlotIndex, key: ExpertKey) {
-        let (class, key) = (self.class_of(slot), self.key(key));
+        let (class, key) = (self.numbering.class_of(slot), self.numbering.key(key));
         let list = self.welcome(class, key);
         self.lists.push_newest(list, slot.0);
         self.forget(class);
     }
 
     fn used(&mut self, slot: SlotIndex, _key: ExpertKey) {
-        let class = self.class_of(slot);
+        let class = self.numbering.class_of(slot);
         self.lists.unlink(slot.0);
         self.lists.push_newest(again(class), slot.0);
         self.forget(class);
@@ -104,8 +94,8 @@ impl Policy for Arc {
 
     fn removed(&mut self, slot: SlotIndex, key: ExpertKey) {
         let (list, _) = self.lists.unlink(slot.0);
-        self.ghosts.push_newest(list, self.key(key));
-        self.forget(self.class_of(slot));
+        self.ghosts.push_newest(list, self.numbering.key(key));
+        self.forget(self.numbering.class_of(slot));
     }
 
     fn victim(
@@ -115,16 +105,11 @@ impl Policy for Arc {
         may_go: impl Fn(SlotIndex) -> bool,
     ) -> Option<SlotIndex> {
         let (len, target) = (self.lists.len(once(class)), self.classes[class].once);
-        let back = self.ghosts.list_of(self.key(incoming)) == Some(again(class));
+        let back = self.ghosts.list_of(self.numbering.key(incoming)) == Some(again(class));
         let first_once = len > target || (back && len == target && len > 0);
         let [first, second] = if first_once { [once, again] } else { [again, once] };
         let both = self.lists.oldest_first(first(class));
         let both = both.chain(self.lists.oldest_first(second(class)));
         both.map(SlotIndex).find(|slot| may_go(*slot))
     }
-
-    // Choosing changes nothing.
-    fn commit(&mut self) {}
-
-    fn undo(&mut self) {}
 }

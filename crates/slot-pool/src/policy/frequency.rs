@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use units::{ExpertKey, SlotIndex};
 
-use super::{Policy, Shape};
+use super::{Numbering, Policy, Shape};
 
 /// What a use adds: counts have this many parts, so that halves of small ones still differ.
 const ONE: u32 = 1 << 8;
@@ -25,7 +25,7 @@ struct Uses {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Frequency {
     classes: Vec<Range<u32>>,
-    n_experts: usize,
+    numbering: Numbering,
     /// `[n_layers * n_experts]`.
     uses: Vec<Uses>,
     /// By slot: the key there.
@@ -39,7 +39,7 @@ impl Frequency {
     pub(crate) fn new(shape: &Shape<'_>) -> Self {
         Self {
             classes: shape.classes.to_vec(),
-            n_experts: shape.n_experts,
+            numbering: shape.numbering(),
             uses: vec![Uses::default(); shape.keys()],
             key_of_slot: vec![0; shape.slots()],
             now: 0,
@@ -55,7 +55,7 @@ impl Frequency {
     }
 
     fn count_use(&mut self, slot: SlotIndex, key: ExpertKey) {
-        let key = key.layer.get() * self.n_experts + key.expert.get();
+        let key = self.numbering.key(key) as usize;
         let count = self.count(key).saturating_add(ONE);
         self.uses[key] = Uses { count, at: self.now };
         self.key_of_slot[slot.get()] = key;
@@ -87,9 +87,4 @@ impl Policy for Frequency {
         let candidates = self.classes[class].clone().map(SlotIndex);
         candidates.filter(|slot| may_go(*slot)).min_by_key(least)
     }
-
-    // Choosing changes nothing.
-    fn commit(&mut self) {}
-
-    fn undo(&mut self) {}
 }

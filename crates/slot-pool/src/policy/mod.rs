@@ -82,9 +82,29 @@ impl Shape<'_> {
         self.class_of_layer.len() * self.n_experts
     }
 
-    fn class_of_slot(&self) -> Vec<u32> {
+    fn numbering(&self) -> Numbering {
         let classes = (0..).zip(self.classes);
-        classes.flat_map(|(class, slots)| slots.clone().map(move |_| class)).collect()
+        let class_of_slot =
+            classes.flat_map(|(class, slots)| slots.clone().map(move |_| class)).collect();
+        Numbering { class_of_slot, n_experts: self.n_experts }
+    }
+}
+
+/// Slots and experts as numbers.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Numbering {
+    class_of_slot: Vec<u32>,
+    n_experts: usize,
+}
+
+impl Numbering {
+    fn class_of(&self, slot: SlotIndex) -> usize {
+        self.class_of_slot[slot.get()] as usize
+    }
+
+    /// Place in `[n_layers, n_experts]`.
+    fn key(&self, key: ExpertKey) -> u32 {
+        (key.layer.get() * self.n_experts + key.expert.get()) as u32
     }
 }
 
@@ -114,11 +134,11 @@ pub trait Policy {
         may_go: impl Fn(SlotIndex) -> bool,
     ) -> Option<SlotIndex>;
 
-    /// Makes what was chosen final.
-    fn commit(&mut self);
+    /// Makes what was chosen final. Nothing is to be done where choosing changes nothing.
+    fn commit(&mut self) {}
 
     /// Takes back what choosing changed.
-    fn undo(&mut self);
+    fn undo(&mut self) {}
 }
 
 /// The policies that a [`PolicyKind`] names.

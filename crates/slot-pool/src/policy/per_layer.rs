@@ -63,9 +63,4 @@ impl Policy for PerLayer {
         let first = self.lru.victim(class, incoming, |slot| gives(slot) && may_go(slot));
         first.or_else(|| self.lru.victim(class, incoming, may_go))
     }
-
-    // Choosing changes nothing.
-    fn commit(&mut self) {}
-
-    fn undo(&mut self) {}
 }

@@ -6,7 +6,7 @@
 use units::{ExpertKey, SlotIndex};
 
 use super::list::{Lists, NONE};
-use super::{Policy, Shape};
+use super::{Numbering, Policy, Shape};
 
 /// Tenths of a size class that the small queue has.
 const SMALL: usize = 1;
@@ -19,10 +19,9 @@ pub(crate) struct S3Fifo {
     queues: Lists,
     /// By slot: uses since it came or went round.
     uses: Vec<u8>,
-    class_of_slot: Vec<u32>,
+    numbering: Numbering,
     /// By size class: length of the small queue.
     small_len: Vec<usize>,
-    n_experts: usize,
     /// One for each size class, of keys: those that left the small queue, as many as the class has slots.
     ghosts: Lists,
     class_len: Vec<usize>,
@@ -54,22 +53,13 @@ impl S3Fifo {
         Self {
             queues: Lists::new(2 * shape.classes.len(), n_slots),
             uses: vec![0; n_slots],
-            class_of_slot: shape.class_of_slot(),
+            numbering: shape.numbering(),
             small_len: class_len.iter().map(|len| (len * SMALL / 10).max(1)).collect(),
-            n_experts: shape.n_experts,
             ghosts: Lists::new(shape.classes.len(), shape.keys()),
             class_len,
             // A slot leaves the small queue once and goes round as often as its uses count down.
             moved: Vec::with_capacity(n_slots * (usize::from(MOST_USES) + 1)),
         }
-    }
-
-    fn key(&self, key: ExpertKey) -> u32 {
-        (key.layer.get() * self.n_experts + key.expert.get()) as u32
-    }
-
-    fn class_of(&self, slot: SlotIndex) -> usize {
-        self.class_of_slot[slot.get()] as usize
     }
 
     /// Puts a slot at the new end of the main queue; `uses` from there on.
@@ -126,7 +116,7 @@ impl S3Fifo {
 
 impl Policy for S3Fifo {
     fn inserted(&mut self, slot: SlotIndex, key: ExpertKey) {
-        let (class, key) = (self.class_of(slot), self.key(key));
+        let (class, key) = (self.numbering.class_of(slot), self.numbering.key(key));
         let known = self.ghosts.list_of(key).is_some();
         if known {
             self.ghosts.unlink(key);
@@ -141,7 +131,7 @@ impl Policy for S3Fifo {
     }
 
     fn removed(&mut self, slot: SlotIndex, key: ExpertKey) {
-        let (class, key) = (self.class_of(slot), self.key(key));
+        let (class, key) = (self.numbering.class_of(slot), self.numbering.key(key));
         let (queue, _) = self.queues.unlink(slot.0);
         if queue != small(class) {
             return;

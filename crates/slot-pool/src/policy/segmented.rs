@@ -8,7 +8,7 @@
 use units::{ExpertKey, SlotIndex};
 
 use super::list::Lists;
-use super::{Policy, Shape};
+use super::{Numbering, Policy, Shape};
 
 /// Tenths of a size class that may be protected, if the rest holds a round.
 const PROTECTED: usize = 8;
@@ -17,7 +17,7 @@ const PROTECTED: usize = 8;
 pub(crate) struct Segmented {
     /// Two for each size class: on probation, protected.
     lists: Lists,
-    class_of_slot: Vec<u32>,
+    numbering: Numbering,
     /// By size class: most slots that are protected.
     most: Vec<usize>,
 }
@@ -34,7 +34,7 @@ impl Segmented {
     pub(crate) fn new(shape: &Shape<'_>) -> Self {
         Self {
             lists: Lists::new(2 * shape.classes.len(), shape.slots()),
-            class_of_slot: shape.class_of_slot(),
+            numbering: shape.numbering(),
             most: shape
                 .classes
                 .iter()
@@ -46,19 +46,15 @@ impl Segmented {
                 .collect(),
         }
     }
-
-    fn class_of(&self, slot: SlotIndex) -> usize {
-        self.class_of_slot[slot.get()] as usize
-    }
 }
 
 impl Policy for Segmented {
     fn inserted(&mut self, slot: SlotIndex, _key: ExpertKey) {
-        self.lists.push_newest(probation(self.class_of(slot)), slot.0);
+        self.lists.push_newest(probation(self.numbering.class_of(slot)), slot.0);
     }
 
     fn used(&mut self, slot: SlotIndex, _key: ExpertKey) {
-        let class = self.class_of(slot);
+        let class = self.numbering.class_of(slot);
         self.lists.unlink(slot.0);
         self.lists.push_newest(protected(class), slot.0);
         if self.lists.len(protected(class)) > self.most[class] {
@@ -82,9 +78,4 @@ impl Policy for Segmented {
         let both = probation.chain(self.lists.oldest_first(protected(class)));
         both.map(SlotIndex).find(|slot| may_go(*slot))
     }
-
-    // Choosing changes nothing.
-    fn commit(&mut self) {}
-
-    fn undo(&mut self) {}
 }
