@@ -496,7 +496,7 @@ pub trait Backend: Send {
     /// # Errors
     /// [`ComputeError::OutOfMemory`].
     fn alloc_weight(&mut self, shape: MatrixShape) -> Result<WeightId, ComputeError>;
-    /// Where the bytes of a weight go. Page-aligned, at least the weight's bytes rounded up to 4096.
+    /// Where the bytes of a weight go, before its first product. Page-aligned, at least the weight's bytes rounded up to 4096.
     fn weight_memory(&mut self, weight: WeightId) -> (NonNull<u8>, usize);
     /// An activation buffer for passes of up to `max_rows` rows.
     ///
@@ -521,6 +521,11 @@ pub trait Backend: Send {
     fn alloc_slots(&mut self, classes: &[SlotClass]) -> Result<(), ComputeError>;
     /// Where the bytes of a slot go.
     fn slot_memory(&self, slot: SlotIndex) -> (NonNull<u8>, usize);
+    /// A copy of a published expert's slot, as it was read.
+    ///
+    /// # Panics
+    /// If the expert is not published.
+    fn slot_copy(&mut self, key: ExpertKey) -> Vec<u8>;
     /// A new sequence at position 0. All sequences of a backend share a shape.
     ///
     /// # Errors

@@ -208,6 +208,10 @@ impl Backend for Deferred {
         self.slots.memory(slot)
     }
 
+    fn slot_copy(&mut self, key: ExpertKey) -> Vec<u8> {
+        self.ask(move |backend| backend.slot_copy(key))
+    }
+
     fn open_sequence(&mut self, shape: SequenceShape) -> Result<SequenceId, ComputeError> {
         self.ask(move |backend| backend.open_sequence(shape))
     }

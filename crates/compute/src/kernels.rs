@@ -10,6 +10,7 @@ use quant::BlockType;
 use quant::slot::ExpertMatrices;
 
 use crate::backend::{Gate, Heads, RecurrentShape, Role, Routed};
+use crate::interleave::{self, ROWS};
 
 /// A resident matrix, row-major `[n_out, n_in]`.
 #[derive(Debug, Clone, Copy)]
@@ -19,6 +20,8 @@ pub(crate) struct Matrix<'a> {
     pub(crate) n_out: usize,
     /// Exactly `n_out` rows.
     pub(crate) bytes: &'a [u8],
+    /// Whether rows are interleaved, see [`crate::interleave`].
+    pub(crate) interleaved: bool,
 }
 
 impl<'a> Matrix<'a> {
@@ -27,7 +30,7 @@ impl<'a> Matrix<'a> {
         self.block_type.row_bytes(self.n_in).expect("rows are made of whole blocks")
     }
 
-    /// A matrix inside a slot.
+    /// A matrix inside a slot, as it was read.
     pub(crate) fn in_slot(slot: &'a [u8], matrix: &quant::SlotMatrix) -> Self {
         let place = matrix.place as usize;
         Self {
@@ -35,6 +38,21 @@ impl<'a> Matrix<'a> {
             n_in: matrix.n_in as usize,
             n_out: matrix.n_out as usize,
             bytes: &slot[place..place + matrix.bytes()],
+            interleaved: false,
+        }
+    }
+
+    /// Decodes row `r`.
+    pub(crate) fn decode_row(&self, r: usize, out: &mut [f32]) {
+        let bytes = self.row_bytes();
+        if self.interleaved {
+            let group = r / ROWS * ROWS * bytes;
+            let mut row = vec![0; bytes];
+            let group = &self.bytes[group..group + ROWS * bytes];
+            interleave::row_of(self.block_type, group, r % ROWS, &mut row);
+            quant::decode_row(self.block_type, &row, out);
+        } else {
+            quant::decode_row(self.block_type, &self.bytes[r * bytes..(r + 1) * bytes], out);
         }
     }
 }
@@ -188,6 +206,8 @@ pub(crate) struct BadLogit {
 pub(crate) struct ExpertGroup<'a> {
     pub(crate) slot: &'a [u8],
     pub(crate) matrices: ExpertMatrices,
+    /// Whether matrices that [`Kernels::interleaves`] names are interleaved.
+    pub(crate) interleaved: bool,
     /// Its pairs in [`Experts::pairs`].
     pub(crate) first_pair: usize,
     pub(crate) n_pairs: usize,
@@ -241,6 +261,12 @@ pub(crate) struct GroupNorm {
 pub(crate) trait Kernels: Send {
     /// The backend's name.
     fn name(&self) -> &'static str;
+
+    /// Whether products with `n_out` resident rows of this type are faster when those are interleaved.
+    fn interleaves(&self, ty: BlockType, n_out: usize) -> bool;
+
+    /// Interleaves the rows, of `row_bytes` each, of a matrix for which [`Self::interleaves`] holds.
+    fn interleave(&mut self, ty: BlockType, row_bytes: usize, rows: &mut [u8]);
 
     /// `out[r] = x[r] / sqrt(mean(x[r]²) + eps) ∘ weight`; rows are as wide as `weight`.
     fn rms_norm(&mut self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]);

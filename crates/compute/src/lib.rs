@@ -11,6 +11,7 @@ pub mod backend;
 pub mod cpu;
 mod deferred;
 mod host;
+mod interleave;
 mod kernels;
 mod reference;
 pub mod selftest;

@@ -13,7 +13,7 @@ use expert_store::{Completion, Priority, ReadRequest, Store, StoreCounters, Tick
 use slot_pool::{PoolCounters, PoolError, SlotPool, Transaction};
 use units::{Epoch, ExpertIndex, ExpertKey, LayerIndex, SlotIndex};
 
-use crate::memory::{copy_of_slot, slot_destination};
+use crate::memory::slot_destination;
 use crate::network::ForwardError;
 pub(crate) use ahead::FLIGHT_BYTES;
 use ahead::{Ahead, Arrival};
@@ -269,7 +269,7 @@ impl ExpertStream {
             }
             awaited -= 1;
         }
-        let bytes = copy_of_slot(backend.slot_memory(slot));
+        let bytes = backend.slot_copy(key);
         self.pool.finish(wave.transaction, backend.completed());
         Ok(bytes)
     }

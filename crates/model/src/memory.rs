@@ -72,12 +72,6 @@ pub(crate) fn slots(backend: &dyn Backend, n: usize) -> Vec<SlotMemory> {
     slots.collect()
 }
 
-/// The bytes of a slot whose expert is pinned by the caller.
-pub(crate) fn copy_of_slot((base, len): (NonNull<u8>, usize)) -> Vec<u8> {
-    // SAFETY: the backend owns `len` initialised bytes at `base`; the caller's pin keeps readers out of the slot.
-    unsafe { std::slice::from_raw_parts(base.as_ptr().cast_const(), len) }.to_vec()
-}
-
 /// What stays in memory whatever happens, by part.
 pub fn resident_terms(model: &Model) -> Vec<NamedBytes> {
     let mut parts = Parts::default();

@@ -116,6 +116,25 @@ pub fn unpack_rows<const R: usize>(
     );
 }
 
+/// Takes one block of each of `R` rows apart.
+///
+/// # Panics
+/// As [`unpack_rows`].
+#[inline(always)]
+pub fn unpack_blocks<const R: usize>(
+    ty: BlockType,
+    blocks: [&[u8]; R],
+    unpacked: &mut [Unpacked; R],
+) {
+    with_format!(
+        ty,
+        format, shape => for (block, unpacked) in blocks.into_iter().zip(unpacked) {
+            format.unpack(&block[..shape.bytes], unpacked);
+        },
+        panic!("{ty} weights have no integer codes")
+    );
+}
+
 /// What is added to every code of a quantised type: 8-bit codes without a sign do not fit into [`Unpacked`].
 pub fn code_offset(ty: BlockType) -> i16 {
     const fn of<F: Format>(_: F) -> i16 {

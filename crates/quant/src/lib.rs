@@ -25,7 +25,7 @@ pub mod slot;
 
 pub use affine::{Affine, ScaleType};
 pub use block_type::BlockType;
-pub use dot::{code_offset, decode_row, dot_f32, dot_q8, has_minima, unpack_rows};
+pub use dot::{code_offset, decode_row, dot_f32, dot_q8, has_minima, unpack_blocks, unpack_rows};
 pub use float::{bf16_to_f32, f8_to_f32, f16_to_f32, f32_to_f16};
 pub use formats::Unpacked;
 pub use q8::{GROUP, Q8Row, Q8View, quantize_into};

@@ -1,5 +1,7 @@
 //! Where an expert's matrices lie inside its slot.
 
+use std::ops::Range;
+
 use crate::BlockType;
 
 /// One matrix inside a slot, row-major `[n_out, n_in]`.
@@ -28,6 +30,11 @@ impl SlotMatrix {
     pub const fn bytes(&self) -> usize {
         self.row_bytes() * self.n_out as usize
     }
+
+    /// Where it lies in the slot.
+    pub const fn range(&self) -> Range<usize> {
+        self.place as usize..self.place as usize + self.bytes()
+    }
 }
 
 /// What a SwiGLU expert is made of.
@@ -39,6 +46,13 @@ pub struct ExpertMatrices {
     pub up: SlotMatrix,
     /// `[hidden, expert_width]`.
     pub down: SlotMatrix,
+}
+
+impl ExpertMatrices {
+    /// Gate, up, down.
+    pub const fn all(&self) -> [SlotMatrix; 3] {
+        [self.gate, self.up, self.down]
+    }
 }
 
 #[cfg(test)]

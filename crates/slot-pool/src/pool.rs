@@ -243,10 +243,12 @@ impl<P: Policy> SlotPool<P> {
                 Slot::Ready { pins, .. } => {
                     *pins += 1;
                     tx.hits.push((key, slot));
+                    tx.found.push(slot);
                 }
                 Slot::Reading { reader: reader @ Reader::Forecast, .. } => {
                     *reader = Reader::Transaction(tx.adopted.len() as u32);
                     tx.adopted.push((key, slot));
+                    tx.found.push(slot);
                     self.class_mut(tx.layer).forecasts -= 1;
                 }
                 // Another transaction's read is left to it.
@@ -295,12 +297,8 @@ impl<P: Policy> SlotPool<P> {
             let found = tx.hits.len() + tx.adopted.len() + tx.loads.len();
             self.counters.lookups += (found + tx.deferred.len()) as u64;
         }
-        for (_, slot) in &tx.hits {
+        for slot in &tx.found {
             self.count_use(*slot);
-        }
-        for (key, slot) in &tx.adopted {
-            self.counters.adopted += 1;
-            self.policy.used(*slot, *key);
         }
         self.counters.misses += tx.loads.len() as u64;
         for load in &tx.loads {
@@ -405,17 +403,19 @@ impl<P: Policy> SlotPool<P> {
         }
     }
 
-    /// The use of a ready expert: a hit, unless it is the first after a forecast's read.
+    /// The use of an expert that is there or on its way: a hit, unless it is the first after a forecast's read.
     fn count_use(&mut self, slot: SlotIndex) {
-        let Slot::Ready { stay, .. } = &mut self.slots[slot.get()] else {
-            unreachable!("leased slots are ready")
+        let (key, forecast) = match &mut self.slots[slot.get()] {
+            Slot::Ready { stay, .. } => (stay.key, std::mem::take(&mut stay.unused_forecast)),
+            Slot::Reading { key, .. } => (*key, true),
+            Slot::Free => unreachable!("leased slots hold or await an expert"),
         };
-        if std::mem::take(&mut stay.unused_forecast) {
+        if forecast {
             self.counters.adopted += 1;
         } else {
             self.counters.hits += 1;
         }
-        self.policy.used(slot, stay.key);
+        self.policy.used(slot, key);
     }
 
     /// Marks a slot as being read for `key`; the expert that it still holds, if any.

@@ -31,6 +31,8 @@ pub struct Transaction {
     pub adopted: Vec<(ExpertKey, SlotIndex)>,
     /// For the next wave: no slot is left, or another transaction is reading it.
     pub deferred: Vec<ExpertIndex>,
+    /// Slots of `hits` and `adopted` in the order of the selection, in which the policy hears of them.
+    pub(crate) found: Vec<SlotIndex>,
     pub(crate) phase: Phase,
     /// Whether an earlier transaction of the same pass deferred this selection.
     pub(crate) later_wave: bool,
@@ -55,6 +57,7 @@ impl Transaction {
             loads: Vec::with_capacity(n_experts),
             adopted: Vec::with_capacity(n_experts),
             deferred: Vec::with_capacity(n_experts),
+            found: Vec::with_capacity(n_experts),
             phase: Phase::Ended,
             ..Self::default()
         }
@@ -92,6 +95,7 @@ impl Transaction {
         self.loads.clear();
         self.adopted.clear();
         self.deferred.clear();
+        self.found.clear();
         self.phase = Phase::Ended;
     }
 }

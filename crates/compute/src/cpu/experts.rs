@@ -12,6 +12,7 @@ use crate::kernels::{ExpertGroup, Experts, Matrix, Pair};
 
 use super::Machine;
 use super::instances::silu_mul;
+use super::interleaved;
 use super::isa::Isa;
 use super::panel::{Column, Inputs, PANEL_COLUMNS, Panel, panel_rows};
 use super::q8_rows::{Q8Rows, grow};
@@ -91,7 +92,8 @@ pub(super) fn experts(
     }
     let gate_up = groups.iter().flat_map(|g| [g.matrices.gate, g.matrices.up]);
     quantize(machine, x_q8, (x, hidden), form, gate_up, |r| used[r]);
-    split(tasks, groups, |g| g.matrices.gate);
+    let isa = machine.isa;
+    split(tasks, groups, |g| matrix(isa, g, &g.matrices.gate));
     grow(inner, pairs.len() * width);
     let inner = &mut inner[..pairs.len() * width];
     let step = Step { groups, pairs, tasks, floats: x, quantized: x_q8, form };
@@ -99,7 +101,7 @@ pub(super) fn experts(
 
     let down = groups.iter().map(|g| g.matrices.down);
     quantize(machine, inner_q8, (inner, width), form, down, |_| true);
-    split(tasks, groups, |g| g.matrices.down);
+    split(tasks, groups, |g| matrix(isa, g, &g.matrices.down));
     let step = Step { groups, pairs, tasks, floats: inner, quantized: inner_q8, form };
     step.down(machine, hidden, outputs);
 }
@@ -125,17 +127,24 @@ fn quantize(
     }
 }
 
+/// One of the matrices of an expert.
+fn matrix<'a>(isa: Isa, group: &ExpertGroup<'a>, matrix: &SlotMatrix) -> Matrix<'a> {
+    let w = Matrix::in_slot(group.slot, matrix);
+    let interleaved = group.interleaved && interleaved::is_for(isa, w.block_type, w.n_out);
+    Matrix { interleaved, ..w }
+}
+
 /// Cuts one matrix of every expert into panels.
-fn split(
+fn split<'a>(
     tasks: &mut Vec<Task>,
-    groups: &[ExpertGroup<'_>],
-    matrix: impl Fn(&ExpertGroup<'_>) -> SlotMatrix,
+    groups: &[ExpertGroup<'a>],
+    matrix: impl Fn(&ExpertGroup<'a>) -> Matrix<'a>,
 ) {
     tasks.clear();
     for (group, g) in groups.iter().enumerate() {
         let matrix = matrix(g);
-        let n_out = matrix.n_out as usize;
-        let rows = panel_rows(matrix.block_type, matrix.row_bytes(), g.n_pairs);
+        let n_out = matrix.n_out;
+        let rows = panel_rows(&matrix, g.n_pairs);
         for first in (0..n_out).step_by(rows) {
             for pair in (0..g.n_pairs).step_by(PANEL_COLUMNS) {
                 tasks.push(Task {
@@ -216,13 +225,7 @@ impl Step<'_> {
     }
 
     fn panel(&self, isa: Isa, task: Task, matrix: &SlotMatrix) -> Panel<'_> {
-        let w = Matrix::in_slot(self.groups[task.group].slot, matrix);
-        let bytes = w.row_bytes();
-        Panel {
-            isa,
-            block_type: w.block_type,
-            n_in: w.n_in,
-            bytes: &w.bytes[task.first * bytes..(task.first + task.n_rows) * bytes],
-        }
+        let w = self::matrix(isa, &self.groups[task.group], matrix);
+        Panel::of(isa, &w, task.first, task.n_rows)
     }
 }

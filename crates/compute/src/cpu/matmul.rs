@@ -19,7 +19,7 @@ pub(super) fn matmul(
 ) {
     let (n_out, row_bytes) = (w.n_out, w.row_bytes());
     assert!(out.len() == n_rows * n_out && w.bytes.len() == n_out * row_bytes, "whole matrices");
-    let rows = panel_rows(w.block_type, row_bytes, n_rows);
+    let rows = panel_rows(&w, n_rows);
     let column_groups = n_rows.div_ceil(PANEL_COLUMNS);
     let out = Scatter::new(out);
     let isa = machine.isa;
@@ -29,8 +29,7 @@ pub(super) fn matmul(
         let first = task / column_groups * rows;
         let n = rows.min(n_out - first);
         let column = task % column_groups * PANEL_COLUMNS;
-        let bytes = &w.bytes[first * row_bytes..(first + n) * row_bytes];
-        let panel = Panel { isa, block_type: w.block_type, n_in: w.n_in, bytes };
+        let panel = Panel::of(isa, &w, first, n);
         let place = |c: usize| {
             let row = column + c;
             // SAFETY: tasks differ in rows of `w` or in activation rows, so no two parts overlap.

@@ -8,6 +8,7 @@ mod attention;
 pub mod dot;
 mod experts;
 mod instances;
+mod interleaved;
 pub mod isa;
 mod matmul;
 mod packed;
@@ -25,6 +26,8 @@ mod test_data;
 mod tests;
 
 use std::num::NonZeroUsize;
+
+use quant::BlockType;
 
 use crate::Options;
 use crate::backend::{Activations, Routed};
@@ -119,6 +122,14 @@ impl Kernels for CpuKernels {
 
     fn rms_norm(&mut self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
         rows::rms_norm(&self.machine, x, weight, eps, out);
+    }
+
+    fn interleaves(&self, ty: BlockType, n_out: usize) -> bool {
+        self.activations == Activations::Q8 && interleaved::is_for(self.machine.isa, ty, n_out)
+    }
+
+    fn interleave(&mut self, ty: BlockType, row_bytes: usize, rows: &mut [u8]) {
+        interleaved::interleave(&mut self.machine, ty, row_bytes, rows);
     }
 
     fn mat_mul(&mut self, w: Matrix<'_>, x: &[f32], out: &mut [f32]) {

@@ -7,9 +7,12 @@
 use quant::BlockType;
 
 use super::dot::{decode_row, rows_decoded, rows_float, rows_q8};
+use super::interleaved;
 use super::isa::Isa;
 use super::packed::{self, Packed};
 use super::q8_rows::{Q8Rows, grow};
+use crate::interleave::ROWS;
+use crate::kernels::Matrix;
 
 /// Weight bytes of a panel when several activation rows meet it: half of a small first-level cache.
 const TILED_BYTES: usize = 16 << 10;
@@ -18,13 +21,16 @@ const SINGLE_BYTES: usize = 32 << 10;
 /// Activation rows of a panel, so that a task stays short.
 pub(super) const PANEL_COLUMNS: usize = 256;
 
-/// Weight rows of a panel of the given type that meets `n_columns` activation rows.
-pub(super) fn panel_rows(w: BlockType, row_bytes: usize, n_columns: usize) -> usize {
-    if packed::is_for(w, n_columns) {
+/// Weight rows of a panel of the matrix that meets `n_columns` activation rows.
+pub(super) fn panel_rows(w: &Matrix<'_>, n_columns: usize) -> usize {
+    if packed::is_for(w.block_type, w.interleaved, n_columns) {
         return packed::ROWS;
     }
     let bytes = if n_columns == 1 { SINGLE_BYTES } else { TILED_BYTES };
-    let rows = bytes / row_bytes;
+    let rows = bytes / w.row_bytes();
+    if w.interleaved {
+        return (rows - rows % ROWS).max(ROWS);
+    }
     // Whole cache lines of results, where that is possible.
     if rows >= 16 {
         rows - rows % 16
@@ -42,6 +48,7 @@ pub(super) struct Panel<'a> {
     pub(super) block_type: BlockType,
     pub(super) n_in: usize,
     pub(super) bytes: &'a [u8],
+    pub(super) interleaved: bool,
 }
 
 /// Work space of one thread.
@@ -53,6 +60,11 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
+    /// For a copy of rows that are about to be interleaved.
+    pub(super) const fn bytes_of_rows(&mut self) -> &mut Vec<u8> {
+        self.packed.codes_mut()
+    }
+
     /// Bytes that it holds.
     pub(super) fn bytes(&self) -> u64 {
         4 * self.decoded.capacity() as u64 + self.packed.bytes()
@@ -74,7 +86,14 @@ pub(super) struct Column<'a> {
     pub(super) out: &'a mut [f32],
 }
 
-impl Panel<'_> {
+impl<'a> Panel<'a> {
+    /// Rows `first..first + n` of a matrix.
+    pub(super) fn of(isa: Isa, w: &Matrix<'a>, first: usize, n: usize) -> Self {
+        let Matrix { block_type, n_in, bytes, interleaved, .. } = *w;
+        let row = w.row_bytes();
+        Self { isa, block_type, n_in, bytes: &bytes[first * row..(first + n) * row], interleaved }
+    }
+
     /// Multiplies with columns `0..n`.
     pub(super) fn multiply<'o>(
         &self,
@@ -84,11 +103,11 @@ impl Panel<'_> {
         scratch: &mut Scratch,
     ) {
         if let Inputs::Q8(x) = inputs
-            && packed::is_for(self.block_type, n)
+            && packed::is_for(self.block_type, self.interleaved, n)
             && self.n_rows() == packed::ROWS
         {
-            let Self { isa, block_type, n_in, bytes } = *self;
-            let rows = packed::Rows { isa, block_type, n_in, bytes };
+            let Self { isa, block_type, n_in, bytes, interleaved } = *self;
+            let rows = packed::Rows { isa, block_type, n_in, bytes, interleaved };
             let x = |c: usize| x.row(column(c).row);
             rows.multiply(&mut scratch.packed, n, x, |c, y| column(c).out.copy_from_slice(y));
             return;
@@ -120,7 +139,12 @@ impl Panel<'_> {
         let out = columns.map(|column| column.out);
         match inputs {
             Inputs::Q8(x) => {
-                rows_q8(self.isa, self.block_type, self.bytes, rows.map(|r| x.row(r)), out);
+                let xs = rows.map(|r| x.row(r));
+                if self.interleaved {
+                    interleaved::rows_q8(self.isa, self.block_type, self.bytes, xs, out);
+                } else {
+                    rows_q8(self.isa, self.block_type, self.bytes, xs, out);
+                }
             }
             Inputs::F32(x) => {
                 let xs = rows.map(|r| &x[r * self.n_in..(r + 1) * self.n_in]);

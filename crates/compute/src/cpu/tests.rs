@@ -49,21 +49,30 @@ fn products_are_the_same_for_every_number_of_rows_and_threads() {
         BlockType::Bf16,
         BlockType::Q8_0,
         BlockType::Q4K,
+        BlockType::Q6K,
         BlockType::Iq2S,
         BlockType::Fp8(ScaleType::F32),
         affine(4, 64),
         affine(5, 128),
     ];
     for ty in types {
-        for (n_out, n_in) in [(1, 256), (75, 512)] {
+        for (n_out, n_in) in [(1, 256), (75, 512), (24, 768)] {
             let bytes = weights(&mut random, ty, n_out, n_in);
-            let w = Matrix { block_type: ty, n_in, n_out, bytes: &bytes };
+            let interleaved = false;
+            let w = Matrix { block_type: ty, n_in, n_out, bytes: &bytes, interleaved };
             for n_rows in [1, 2, 3, 4, 7, 67] {
                 let x = random.floats(n_rows * n_in);
                 for activations in [Activations::Q8, Activations::F32] {
                     check(&format!("{ty}, {n_rows} rows"), activations, |kernels| {
-                        let mut out = vec![f32::NAN; n_rows * n_out];
-                        kernels.mat_mul(w, &x, &mut out);
+                        let mut out = vec![f32::NAN; 2 * n_rows * n_out];
+                        let (plain, again) = out.split_at_mut(n_rows * n_out);
+                        kernels.mat_mul(w, &x, plain);
+                        let (mut bytes, mut interleaved) = (bytes.clone(), false);
+                        if kernels.interleaves(ty, n_out) {
+                            kernels.interleave(ty, w.row_bytes(), &mut bytes);
+                            interleaved = true;
+                        }
+                        kernels.mat_mul(Matrix { bytes: &bytes, interleaved, ..w }, &x, again);
                         out
                     });
                 }
@@ -90,6 +99,18 @@ fn slot(
     (bytes, ExpertMatrices { gate, up, down })
 }
 
+/// The slot with those matrices interleaved that the kernels want so.
+fn interleaved(kernels: &mut dyn Kernels, group: &ExpertGroup<'_>) -> Vec<u8> {
+    let mut slot = group.slot.to_vec();
+    for matrix in group.matrices.all() {
+        if kernels.interleaves(matrix.block_type, matrix.n_out as usize) {
+            let rows = &mut slot[matrix.range()];
+            kernels.interleave(matrix.block_type, matrix.row_bytes(), rows);
+        }
+    }
+    slot
+}
+
 #[test]
 fn experts_are_the_same_for_every_number_of_threads() {
     let mut random = Random(4);
@@ -112,14 +133,22 @@ fn experts_are_the_same_for_every_number_of_threads() {
         let rows = (0..n_rows).filter(|r| [true, r % 3 == 1, *r == 41, r % 9 == 2, r % 11 == 5][e]);
         pairs.extend(rows.map(|row| Pair { row, output: row * top_k + e }));
         let n_pairs = pairs.len() - first_pair;
-        groups.push(ExpertGroup { slot, matrices: *matrices, first_pair, n_pairs });
+        let (matrices, interleaved) = (*matrices, false);
+        groups.push(ExpertGroup { slot, matrices, interleaved, first_pair, n_pairs });
     }
     for activations in [Activations::Q8, Activations::F32] {
         for groups in [&groups[..], &groups[1..2], &groups[2..3], &groups[3..]] {
             check(&format!("{} experts", groups.len()), activations, |kernels| {
-                let mut outputs = vec![0.5; n_rows * top_k * hidden];
-                let (x, pairs, outputs_of) = (&x[..], &pairs[..], &mut outputs[..]);
-                kernels.experts(Experts { x, hidden, width, groups, pairs, outputs: outputs_of });
+                let mut outputs = vec![0.5; 2 * n_rows * top_k * hidden];
+                let (plain, again) = outputs.split_at_mut(n_rows * top_k * hidden);
+                let (x, pairs) = (&x[..], &pairs[..]);
+                kernels.experts(Experts { x, hidden, width, groups, pairs, outputs: plain });
+                let mixed: Vec<_> = groups.iter().map(|g| interleaved(kernels, g)).collect();
+                let with = |(g, slot): (&_, _)| ExpertGroup { slot, interleaved: true, ..*g };
+                let slots = mixed.iter().map(Vec::as_slice);
+                let groups: Vec<_> = groups.iter().zip(slots).map(with).collect();
+                let groups = &groups[..];
+                kernels.experts(Experts { x, hidden, width, groups, pairs, outputs: again });
                 outputs
             });
         }

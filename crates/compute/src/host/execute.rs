@@ -7,7 +7,7 @@ use units::LayerIndex;
 
 use super::index::Selected;
 use super::memory::{Floats, SlotMemory};
-use super::residency::Residency;
+use super::residency::{Residency, Resident};
 use super::sequence::Recurrent;
 use super::{Buffer, HostBackend, Router, Run, Stretch};
 use crate::backend::{
@@ -76,7 +76,8 @@ fn group<'a>(
         // unpublished and every epoch that used it is complete, which is after this operation.
         let slot = unsafe { slots.published(resident.slot.get()) };
         let n_pairs = pairs.len();
-        groups.push(ExpertGroup { slot, matrices: resident.matrices, first_pair, n_pairs });
+        let Resident { matrices, interleaved, .. } = resident;
+        groups.push(ExpertGroup { slot, matrices, interleaved, first_pair, n_pairs });
         first_pair += n_pairs;
     }
 }
@@ -166,15 +167,10 @@ impl<K: Kernels> HostBackend<K> {
     fn embed(&mut self, table: WeightId, out: BufferId) {
         self.write(out, self.rows.len(), |this, out, width| {
             let matrix = this.weights[table.0 as usize].matrix();
-            let bytes = matrix.row_bytes();
             for (row, out) in this.rows.iter().zip(out.chunks_exact_mut(width)) {
                 let token = row.token as usize;
                 assert!(token < matrix.n_out, "token {token} of {}", matrix.n_out);
-                quant::decode_row(
-                    matrix.block_type,
-                    &matrix.bytes[token * bytes..(token + 1) * bytes],
-                    out,
-                );
+                matrix.decode_row(token, out);
             }
         });
     }
@@ -225,6 +221,7 @@ impl<K: Kernels> HostBackend<K> {
     }
 
     fn mat_mul(&mut self, weight: WeightId, x: BufferId, out: BufferId, rows: Range<usize>) {
+        self.interleave_weight(weight);
         self.write(out, rows.len(), |this, out, _| {
             let Buffer { width, data } = &this.buffers[x.0 as usize];
             let x = &data[rows.start * width..rows.end * width];
@@ -369,11 +366,18 @@ impl<K: Kernels> HostBackend<K> {
     /// Runs every routed pair whose expert is resident and that was not run yet, expert by expert.
     fn experts(&mut self, layer: LayerIndex, x: BufferId, router: RouterHandle) {
         let n_rows = self.rows.len();
-        let router = &mut self.routers[router.0 as usize];
-        claim(router, n_rows, &self.residency, layer, &mut self.pairs);
+        claim(
+            &mut self.routers[router.0 as usize],
+            n_rows,
+            &self.residency,
+            layer,
+            &mut self.pairs,
+        );
         if self.pairs.is_empty() {
             return;
         }
+        self.interleave_experts(layer, router);
+        let router = &mut self.routers[router.0 as usize];
         let mut groups = recycle(std::mem::take(&mut self.groups));
         group(&self.pairs, &router.routes, (&self.slots, &self.residency, layer), &mut groups);
         let Buffer { width: hidden, data } = &self.buffers[x.0 as usize];

@@ -200,6 +200,16 @@ impl SlotMemory {
         // SAFETY: in bounds by `memory`, zeroed or filled by a completed read, not written by the caller's promise.
         unsafe { std::slice::from_raw_parts(base.as_ptr().cast_const(), stride) }
     }
+
+    /// The same, to be rewritten.
+    ///
+    /// # Safety
+    /// As [`Self::published`], and nobody reads it either while the slice lives.
+    pub(crate) unsafe fn published_mut(&mut self, slot: usize) -> &mut [u8] {
+        let (base, stride) = self.memory(slot);
+        // SAFETY: as in `published`, and `&mut self` and the caller's promise make it the only view.
+        unsafe { std::slice::from_raw_parts_mut(base.as_ptr(), stride) }
+    }
 }
 
 /// Writes bytes to memory that a backend gave out for them.

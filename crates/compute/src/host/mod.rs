@@ -6,6 +6,7 @@
 
 mod execute;
 mod index;
+mod interleave;
 pub(crate) mod memory;
 mod residency;
 mod rope;
@@ -35,12 +36,14 @@ struct Weight {
     shape: MatrixShape,
     bytes: usize,
     region: Region,
+    interleaved: bool,
 }
 
 impl Weight {
     fn matrix(&self) -> Matrix<'_> {
         let MatrixShape { n_out, n_in, block_type } = self.shape;
-        Matrix { block_type, n_in, n_out, bytes: self.region.bytes(self.bytes) }
+        let (bytes, interleaved) = (self.region.bytes(self.bytes), self.interleaved);
+        Matrix { block_type, n_in, n_out, bytes, interleaved }
     }
 
     fn vector(&self) -> &[f32] {
@@ -272,12 +275,13 @@ impl<K: Kernels> Backend for HostBackend<K> {
             .checked_mul(shape.n_out)
             .ok_or(ComputeError::OutOfMemory { what: "a weight", bytes: usize::MAX })?;
         let region = Region::new("a weight", bytes)?;
-        self.weights.push(Weight { shape, bytes, region });
+        self.weights.push(Weight { shape, bytes, region, interleaved: false });
         Ok(WeightId(self.weights.len() as u32 - 1))
     }
 
     fn weight_memory(&mut self, weight: WeightId) -> (NonNull<u8>, usize) {
-        let region = &self.weights[weight.0 as usize].region;
+        let Weight { region, interleaved, .. } = &self.weights[weight.0 as usize];
+        assert!(!interleaved, "weights are filled before their first product");
         (region.base(), region.len())
     }
 
@@ -319,6 +323,12 @@ impl<K: Kernels> Backend for HostBackend<K> {
 
     fn slot_memory(&self, slot: SlotIndex) -> (NonNull<u8>, usize) {
         self.slots.memory(slot.get())
+    }
+
+    fn slot_copy(&mut self, key: ExpertKey) -> Vec<u8> {
+        self.run_queue();
+        let resident = self.residency.get(key.layer, key.expert).expect("the expert is published");
+        self.as_read(&resident)
     }
 
     fn open_sequence(&mut self, shape: SequenceShape) -> Result<SequenceId, ComputeError> {
@@ -390,7 +400,7 @@ impl<K: Kernels> Backend for HostBackend<K> {
     }
 
     fn publish(&mut self, key: ExpertKey, slot: SlotIndex, matrices: &ExpertMatrices) {
-        self.queue.push(Queued::Publish(key, Resident { slot, matrices: *matrices }));
+        self.queue.push(Queued::Publish(key, Resident::new(slot, *matrices)));
     }
 
     fn unpublish(&mut self, key: ExpertKey) {

@@ -8,6 +8,17 @@ use units::{ExpertIndex, ExpertKey, LayerIndex, SlotIndex};
 pub(crate) struct Resident {
     pub(crate) slot: SlotIndex,
     pub(crate) matrices: ExpertMatrices,
+    /// Operations that used it.
+    pub(crate) uses: u8,
+    /// Whether its rows are interleaved, as far as the kernels want that.
+    pub(crate) interleaved: bool,
+}
+
+impl Resident {
+    /// As it was read.
+    pub(crate) const fn new(slot: SlotIndex, matrices: ExpertMatrices) -> Self {
+        Self { slot, matrices, uses: 0, interleaved: false }
+    }
 }
 
 /// `[layer][expert]`, as far as anything was published.
@@ -22,6 +33,13 @@ impl Residency {
 
     pub(crate) fn get(&self, layer: LayerIndex, expert: ExpertIndex) -> Option<Resident> {
         *self.0.get(layer.get())?.get(expert.get())?
+    }
+
+    /// # Panics
+    /// If the expert is not published.
+    pub(crate) fn get_mut(&mut self, layer: LayerIndex, expert: ExpertIndex) -> &mut Resident {
+        let resident = &mut self.0[layer.get()][expert.get()];
+        resident.as_mut().expect("the expert is published")
     }
 
     pub(crate) fn publish(&mut self, key: ExpertKey, resident: Resident) {
@@ -61,8 +79,8 @@ mod tests {
             r.get(LayerIndex(layer), ExpertIndex(expert)).map(|resident| resident.slot.0)
         };
         assert_eq!(found(&residency, 0, 0), None);
-        residency.publish(ExpertKey::new(2, 3), Resident { slot: SlotIndex(7), matrices });
-        residency.publish(ExpertKey::new(2, 1), Resident { slot: SlotIndex(4), matrices });
+        residency.publish(ExpertKey::new(2, 3), Resident::new(SlotIndex(7), matrices));
+        residency.publish(ExpertKey::new(2, 1), Resident::new(SlotIndex(4), matrices));
         assert_eq!([1, 2, 3, 4].map(|e| found(&residency, 2, e)), [Some(4), None, Some(7), None]);
         residency.unpublish(ExpertKey::new(2, 3));
         assert_eq!((found(&residency, 2, 3), found(&residency, 2, 1)), (None, Some(4)));

@@ -20,7 +20,7 @@ pub(crate) mod router;
 pub(crate) mod short_conv;
 pub(crate) mod streams;
 
-use quant::Q8Row;
+use quant::{BlockType, Q8Row};
 
 use crate::backend::{Activations, Routed};
 use crate::kernels::{
@@ -112,6 +112,14 @@ impl Kernels for ReferenceKernels {
         for (x, out) in x.chunks_exact(weight.len()).zip(out.chunks_exact_mut(weight.len())) {
             norm::rms_norm(x, weight, eps, out);
         }
+    }
+
+    fn interleaves(&self, _ty: BlockType, _n_out: usize) -> bool {
+        false
+    }
+
+    fn interleave(&mut self, ty: BlockType, _row_bytes: usize, _rows: &mut [u8]) {
+        unreachable!("rows of {ty} are multiplied as they are")
     }
 
     fn mat_mul(&mut self, w: Matrix<'_>, x: &[f32], out: &mut [f32]) {

@@ -27,10 +27,7 @@ pub fn rows_q8<const N: usize>(
     mut out: [&mut [f32]; N],
 ) {
     for (x, out) in xs.iter().zip(&out) {
-        let n_in = x.quants.len();
-        assert_eq!(x.block, ty.activation_block(), "activations in blocks of the weight");
-        assert!(x.scales.len() * x.block == n_in && x.sums.len() * quant::GROUP == n_in);
-        check_rows(ty, rows, n_in, out.len());
+        check(ty, rows, *x, out.len());
     }
     match isa {
         Isa::Scalar => {
@@ -132,6 +129,14 @@ fn scalar_q8(ty: BlockType, row: &[u8], x: Q8View<'_>) -> f32 {
 #[inline(never)]
 fn scalar_float(ty: BlockType, row: &[u8], x: &[f32]) -> f32 {
     quant::dot_f32(ty, row, x)
+}
+
+/// Asserts that `n_out` rows and an activation row belong together.
+pub(super) fn check(ty: BlockType, rows: &[u8], x: Q8View<'_>, n_out: usize) {
+    let n_in = x.quants.len();
+    assert_eq!(x.block, ty.activation_block(), "activations in blocks of the weight");
+    assert!(x.scales.len() * x.block == n_in && x.sums.len() * quant::GROUP == n_in);
+    check_rows(ty, rows, n_in, n_out);
 }
 
 fn check_rows(ty: BlockType, rows: &[u8], n_in: usize, n_out: usize) {

@@ -12,7 +12,8 @@ use quant::{GROUP, Q8View, Unpacked};
 
 use super::{Layout, Packed, Place, ROWS, Rows, TILE};
 use crate::cpu::dot::avx2::{
-    load_f32x8, load_i8x16, load_i8x32, load_i16x16, load_u8x32, store_f32x8,
+    four_to_all, load_f32x8, load_i8x16, load_i8x32, load_i16x16, load_u8x32, store_f32x8,
+    two_to_all,
 };
 
 /// See [`Rows::multiply`].
@@ -229,20 +230,4 @@ fn add_run<const WORDS: usize, const STEPS: usize>(
             isum[c] = _mm256_add_epi32(isum[c], _mm256_madd_epi16(sum[c], scale));
         }
     }
-}
-
-/// Four quants, to every lane.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn four_to_all(quants: &[i8; 4]) -> __m256i {
-    // SAFETY: 4 bytes, read as such.
-    _mm256_set1_epi32(unsafe { quants.as_ptr().cast::<i32>().read_unaligned() })
-}
-
-/// Two group sums, to every lane.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn two_to_all(sums: &[i16; 2]) -> __m256i {
-    // SAFETY: 4 bytes, read as such.
-    _mm256_set1_epi32(unsafe { sums.as_ptr().cast::<i32>().read_unaligned() })
 }

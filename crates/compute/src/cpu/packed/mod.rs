@@ -21,9 +21,10 @@ mod portable;
 #[cfg(test)]
 mod tests;
 
-use quant::{BlockType, GROUP, Q8View, Unpacked, unpack_rows};
+use quant::{BlockType, GROUP, Q8View, Unpacked, unpack_blocks, unpack_rows};
 
 use super::isa::Isa;
+use crate::interleave;
 
 /// Weight rows of a group: 32-bit lanes of a vector.
 pub(super) const ROWS: usize = 8;
@@ -40,9 +41,13 @@ const fn pair(most: i16) -> i16 {
     2 * 128 * most
 }
 
+/// The same where rows are interleaved, and need not be taken apart as much.
+const COLUMNS_INTERLEAVED: usize = 64;
+
 /// Whether `n_columns` activation rows are best multiplied by packed rows of this type.
-pub(super) fn is_for(ty: BlockType, n_columns: usize) -> bool {
-    n_columns >= COLUMNS && Layout::of(ty).is_some()
+pub(super) fn is_for(ty: BlockType, interleaved: bool, n_columns: usize) -> bool {
+    let columns = if interleaved { COLUMNS_INTERLEAVED } else { COLUMNS };
+    n_columns >= columns && Layout::of(ty).is_some()
 }
 
 /// How codes of a type are laid out.
@@ -215,6 +220,11 @@ impl Packed {
         (heads + self.codes.capacity() + words) as u64
     }
 
+    /// Memory for bytes, while nothing is laid out.
+    pub(super) const fn codes_mut(&mut self) -> &mut Vec<u8> {
+        &mut self.codes
+    }
+
     /// Where block `b` of the rows is laid out.
     #[inline(always)]
     fn block(&mut self, layout: Layout, b: usize) -> Place<'_> {
@@ -262,6 +272,8 @@ pub(super) struct Rows<'a> {
     pub(super) n_in: usize,
     /// `[ROWS, n_in]`.
     pub(super) bytes: &'a [u8],
+    /// Whether they are interleaved.
+    pub(super) interleaved: bool,
 }
 
 impl Rows<'_> {
@@ -292,9 +304,18 @@ impl Rows<'_> {
     /// Takes the rows apart; `each` gets every block of them. What it does is compiled for the instruction set only if
     /// the closure is made in a function for it: closures made elsewhere may become functions of their own.
     #[inline(always)]
-    fn unpack(&self, each: impl FnMut(usize, &[Unpacked; ROWS])) {
+    fn unpack(&self, mut each: impl FnMut(usize, &[Unpacked; ROWS])) {
         let mut unpacked: [Unpacked; ROWS] = Default::default();
-        unpack_rows(self.block_type, self.bytes, self.n_in, &mut unpacked, each);
+        let (ty, block) = (self.block_type, self.block_type.block_bytes());
+        if !self.interleaved {
+            return unpack_rows(ty, self.bytes, self.n_in, &mut unpacked, each);
+        }
+        for (b, mixed) in self.bytes.chunks_exact(ROWS * block).enumerate() {
+            let rows = interleave::separate(ty, mixed);
+            let rows = rows.each_ref().map(|row| &row[..block]);
+            unpack_blocks(ty, rows, &mut unpacked);
+            each(b, &unpacked);
+        }
     }
 
     /// Columns `0..n`, [`TILE`] at a time.

@@ -14,7 +14,7 @@ fn check(ty: BlockType, rows: &[u8], xs: &[Q8Row]) {
     let row_bytes = rows.len() / ROWS;
     let mut packed = Packed::default();
     for isa in Isa::available() {
-        let weights = Rows { isa, block_type: ty, n_in, bytes: rows };
+        let weights = Rows { isa, block_type: ty, n_in, bytes: rows, interleaved: false };
         for n in 0..=xs.len() {
             let mut seen = vec![false; n];
             weights.multiply(

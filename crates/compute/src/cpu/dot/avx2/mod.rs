@@ -32,7 +32,7 @@ fn load_u8x8(bytes: [u8; 8]) -> __m128i {
 
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn load_u8x16(bytes: &[u8; 16]) -> __m128i {
+pub(in crate::cpu) fn load_u8x16(bytes: &[u8; 16]) -> __m128i {
     // SAFETY: 16 bytes; the load may be unaligned.
     unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) }
 }
@@ -150,4 +150,20 @@ fn bit_mask(bits: u32) -> __m256i {
 #[inline]
 fn levels(table: &[i8; 16], nibbles: __m256i) -> __m256i {
     _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load_i8x16(table)), nibbles)
+}
+
+/// Four quants, to every lane.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+pub(in crate::cpu) fn four_to_all(quants: &[i8; 4]) -> __m256i {
+    // SAFETY: 4 bytes, read as such.
+    _mm256_set1_epi32(unsafe { quants.as_ptr().cast::<i32>().read_unaligned() })
+}
+
+/// Two group sums, to every lane.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+pub(in crate::cpu) fn two_to_all(sums: &[i16; 2]) -> __m256i {
+    // SAFETY: 4 bytes, read as such.
+    _mm256_set1_epi32(unsafe { sums.as_ptr().cast::<i32>().read_unaligned() })
 }
