@@ -64,6 +64,7 @@ impl Q8Rows {
     }
 
     /// Row `r`.
+    #[inline]
     pub(super) fn row(&self, r: usize) -> Q8View<'_> {
         let (n, block) = (self.n, self.block);
         Q8View {

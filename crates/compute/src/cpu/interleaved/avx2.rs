@@ -41,7 +41,7 @@ pub(super) fn rows_q8<const N: usize>(
 #[inline]
 fn q4_k<const N: usize>(group: &[u8], xs: [Q8View<'_>; N]) -> [__m256; N] {
     let blocks = group.as_chunks::<{ 4 * ROWS }>().0.as_chunks::<36>().0;
-    let x = xs.map(|x| columns(x, blocks.len()));
+    let x = columns(xs, blocks.len());
     let mut acc = [_mm256_setzero_ps(); N];
     for (b, block) in blocks.iter().enumerate() {
         let [d, d_min] = two_halves(&block[0]);
@@ -49,13 +49,11 @@ fn q4_k<const N: usize>(group: &[u8], xs: [Q8View<'_>; N]) -> [__m256; N] {
         let codes: &[[Words; 8]; 4] = block[4..].as_chunks().0.first_chunk().expect("32 words");
         let mut isum = [_mm256_setzero_si256(); N];
         for half in 0..2 {
-            let quants = x.map(|x| &x.quants[b][4 * half..4 * half + 4]);
-            let of_runs = [0, 1, 2, 3].map(|run| unsigned(scales[half], run));
-            for n in 0..2 {
-                let quants = quants.map(|quants| [&quants[2 * n], &quants[2 * n + 1]]);
-                let scales = [of_runs[2 * n], of_runs[2 * n + 1]];
-                add_nibbles(&codes[2 * half + n], quants, scales, &mut isum);
-            }
+            let of_runs = scales[half];
+            let first = [unsigned(of_runs, 0), unsigned(of_runs, 1)];
+            add_nibbles(&codes[2 * half], &x, (b, 4 * half), first, &mut isum);
+            let second = [unsigned(of_runs, 2), unsigned(of_runs, 3)];
+            add_nibbles(&codes[2 * half + 1], &x, (b, 4 * half + 2), second, &mut isum);
         }
         let mut msum = [_mm256_setzero_si256(); N];
         for half in 0..2 {
@@ -77,12 +75,13 @@ fn q4_k<const N: usize>(group: &[u8], xs: [Q8View<'_>; N]) -> [__m256; N] {
     acc
 }
 
-/// Adds two runs of 32: low nibbles and high ones. Eight sums of two products of at most 15 · 128 fit 16 bits.
+/// Adds runs `first` and `first + 1` of block `b`: low nibbles and high ones. Eight sums of two products of at most 15 · 128 fit 16 bits.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn add_nibbles<const N: usize>(
     codes: &[Words; 8],
-    quants: [[&[[i8; 4]; 8]; 2]; N],
+    x: &[Columns<'_>; N],
+    (b, first): (usize, usize),
     scales: [__m256i; 2],
     isum: &mut [__m256i; N],
 ) {
@@ -91,7 +90,8 @@ fn add_nibbles<const N: usize>(
         let codes = nibbles(load_u8x32(&codes[w]));
         for c in 0..N {
             for k in 0..2 {
-                let products = _mm256_maddubs_epi16(codes[k], four_to_all(&quants[c][k][w]));
+                let products =
+                    _mm256_maddubs_epi16(codes[k], four_to_all(&x[c].quants[b][first + k][w]));
                 sums[c][k] = if w == 0 { products } else { _mm256_add_epi16(sums[c][k], products) };
             }
         }
@@ -107,7 +107,7 @@ fn add_nibbles<const N: usize>(
 #[inline]
 fn q6_k<const N: usize>(group: &[u8], xs: [Q8View<'_>; N]) -> [__m256; N] {
     let blocks = group.as_chunks::<{ 210 * ROWS }>().0;
-    let x = xs.map(|x| columns(x, blocks.len()));
+    let x = columns(xs, blocks.len());
     let mut acc = [_mm256_setzero_ps(); N];
     for (b, block) in blocks.iter().enumerate() {
         let words: &[Words; 52] = block.as_chunks().0.first_chunk().expect("52 words");
@@ -117,13 +117,9 @@ fn q6_k<const N: usize>(group: &[u8], xs: [Q8View<'_>; N]) -> [__m256; N] {
         let mut isum = [_mm256_setzero_si256(); N];
         let mut msum = [_mm256_setzero_si256(); N];
         for n in 0..2 {
-            let quants = x.map(|x| {
-                let quants: &[[[i8; 4]; 8]; 4] = x.quants[b][4 * n..].first_chunk().expect("half");
-                quants
-            });
             let scales = [load_u8x32(&words[2 * n]), load_u8x32(&words[2 * n + 1])];
-            add_sixes::<0, N>(&codes[n], quants, scales, &mut isum);
-            add_sixes::<1, N>(&codes[n], quants, scales, &mut isum);
+            add_sixes::<0, N>(&codes[n], &x, (b, 4 * n), scales, &mut isum);
+            add_sixes::<1, N>(&codes[n], &x, (b, 4 * n), scales, &mut isum);
             for pair in 0..4 {
                 let factors = signed_pair(scales[pair / 2], pair % 2);
                 for c in 0..N {
@@ -141,24 +137,29 @@ fn q6_k<const N: usize>(group: &[u8], xs: [Q8View<'_>; N]) -> [__m256; N] {
     acc
 }
 
-/// Adds four runs of 16, the first or second `HALF` of each 32 of 128 values. Two sums of two products of at
+/// Adds four runs of 16, the first or second `HALF` of each 32 from `first` on in block `b`. Two sums of two products of at
 /// most 63 · 128 fit 16 bits.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn add_sixes<const HALF: usize, const N: usize>(
     codes: &[[Words; 3]; 8],
-    quants: [&[[[i8; 4]; 8]; 4]; N],
+    x: &[Columns<'_>; N],
+    (b, first): (usize, usize),
     scales: [__m256i; 2],
     isum: &mut [__m256i; N],
 ) {
-    let scale = [0, 1, 2, 3].map(|k| signed(scales[k / 2], 2 * (k % 2) + HALF));
+    let [low, high] = scales;
+    let at = [HALF, 2 + HALF];
+    let low = [signed(low, at[0]), signed(low, at[1])];
+    let scale = [low[0], low[1], signed(high, at[0]), signed(high, at[1])];
     for w in [4 * HALF, 4 * HALF + 2] {
         let codes = [sixes(&codes[w]), sixes(&codes[w + 1])];
         for k in 0..4 {
             for c in 0..N {
-                let first = _mm256_maddubs_epi16(codes[0][k], four_to_all(&quants[c][k][w]));
-                let second = _mm256_maddubs_epi16(codes[1][k], four_to_all(&quants[c][k][w + 1]));
-                let products = _mm256_madd_epi16(_mm256_add_epi16(first, second), scale[k]);
+                let x = &x[c].quants[b][first + k];
+                let one = _mm256_maddubs_epi16(codes[0][k], four_to_all(&x[w]));
+                let two = _mm256_maddubs_epi16(codes[1][k], four_to_all(&x[w + 1]));
+                let products = _mm256_madd_epi16(_mm256_add_epi16(one, two), scale[k]);
                 isum[c] = _mm256_add_epi32(isum[c], products);
             }
         }
@@ -175,13 +176,17 @@ struct Columns<'a> {
     scales: &'a [f32],
 }
 
+/// Loops and not `map`, here and above: its closures would be no part of these functions, and so calls.
+#[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn columns(x: Q8View<'_>, blocks: usize) -> Columns<'_> {
-    Columns {
-        quants: &x.quants.as_chunks().0.as_chunks().0.as_chunks().0[..blocks],
-        sums: &x.sums.as_chunks().0.as_chunks().0[..blocks],
-        scales: &x.scales[..blocks],
+fn columns<const N: usize>(xs: [Q8View<'_>; N], blocks: usize) -> [Columns<'_>; N] {
+    let mut columns = [Columns { quants: &[], sums: &[], scales: &[] }; N];
+    for (column, x) in columns.iter_mut().zip(xs) {
+        column.quants = &x.quants.as_chunks().0.as_chunks().0.as_chunks().0[..blocks];
+        column.sums = &x.sums.as_chunks().0.as_chunks().0[..blocks];
+        column.scales = &x.scales[..blocks];
     }
+    columns
 }
 
 /// Low and high nibbles.
@@ -212,7 +217,7 @@ fn sixes(words: &[Words; 3]) -> [__m256i; 4] {
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn scales_k4(words: [&Words; 3]) -> ([__m256i; 2], [__m256i; 2]) {
-    let [a, b, c] = words.map(|word| load_u8x32(word));
+    let (a, b, c) = (load_u8x32(words[0]), load_u8x32(words[1]), load_u8x32(words[2]));
     let six = _mm256_set1_epi8(0x3f);
     let (four, top) = (_mm256_set1_epi8(0x0f), _mm256_set1_epi8(0x30));
     let high = |low4: __m256i, top2: __m256i| {

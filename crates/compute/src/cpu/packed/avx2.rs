@@ -170,26 +170,31 @@ fn tile<const WORDS: usize, const STEPS: usize, const MINIMA: bool, const PLANES
     let scales = packed.scales.as_chunks::<{ 2 * ROWS }>().0.as_chunks::<PLANES>().0;
     let scales = scales.chunks_exact(runs);
     let sums = packed.sums.as_chunks::<{ 2 * ROWS }>().0.chunks_exact(pairs);
-    let quants = xs.map(|x| x.quants.as_chunks::<4>().0.as_chunks::<WORDS>().0);
-    let group_sums = xs.map(|x| x.sums.as_chunks::<2>().0);
+    // Loops and not `map`, here and below: its closures are no part of this function, and so calls.
+    let mut quants: [&[[[i8; 4]; WORDS]]; TILE] = [&[]; TILE];
+    let mut group_sums: [&[[i16; 2]]; TILE] = [&[]; TILE];
+    for c in 0..TILE {
+        quants[c] = xs[c].quants.as_chunks().0.as_chunks().0;
+        group_sums[c] = xs[c].sums.as_chunks().0;
+    }
     let mut acc = [_mm256_setzero_ps(); TILE];
     let blocks = packed.heads.iter().zip(codes).zip(scales.zip(sums));
     for (b, ((head, codes), (scales, sums))) in blocks.enumerate() {
-        let quants = quants.map(|quants| &quants[b * runs..(b + 1) * runs]);
         let mut isum = [_mm256_setzero_si256(); TILE];
         for run in 0..runs {
-            let quants = quants.map(|quants| &quants[run]);
+            let at = b * runs + run;
+            let quants = [&quants[0][at], &quants[1][at], &quants[2][at], &quants[3][at]];
             for plane in 0..PLANES {
                 let scale = load_i16x16(&scales[run][plane]);
                 add_run::<WORDS, STEPS>(&codes[run][plane], quants, scale, &mut isum);
             }
         }
-        let group_sums = group_sums.map(|sums| &sums[b * pairs..(b + 1) * pairs]);
         let mut msum = [_mm256_setzero_si256(); TILE];
         for (pair, factors) in sums.iter().enumerate() {
             let factors = load_i16x16(factors);
             for c in 0..TILE {
-                let products = _mm256_madd_epi16(factors, two_to_all(&group_sums[c][pair]));
+                let products =
+                    _mm256_madd_epi16(factors, two_to_all(&group_sums[c][b * pairs + pair]));
                 msum[c] = _mm256_add_epi32(msum[c], products);
             }
         }
