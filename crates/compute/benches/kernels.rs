@@ -143,6 +143,22 @@ fn matmul<const GGML_TYPE: u32>(bencher: Bencher<'_, '_>, load: Load) {
     });
 }
 
+/// One row times a matrix that no cache holds, as the head of a vocabulary.
+#[divan::bench(args = loads(&[1]), consts = [12, 14])]
+fn from_memory<const GGML_TYPE: u32>(bencher: Bencher<'_, '_>, load: Load) {
+    const VOCAB: usize = 150_000;
+    let ty = BlockType::from_ggml(GGML_TYPE).expect("a type of ours");
+    let mut bed = Bed::new(load);
+    let weight = bed.weight(ty, VOCAB, HIDDEN);
+    let (x, out) = (bed.buffer(HIDDEN), bed.buffer(VOCAB));
+    let bytes = VOCAB * ty.row_bytes(HIDDEN).expect("whole blocks");
+    bencher.counter(BytesCount::new(bytes)).bench_local(|| {
+        bed.begin(0, Role::Generated);
+        bed.backend.record(Op::MatMul { weight, x, out, rows: 0..load.rows });
+        bed.finish();
+    });
+}
+
 #[divan::bench(args = loads(&[1, 64, 256]))]
 fn experts(bencher: Bencher<'_, '_>, load: Load) {
     let mut bed = Bed::new(load);

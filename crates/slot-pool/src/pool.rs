@@ -287,6 +287,9 @@ impl<P: Policy> SlotPool<P> {
 
     /// Makes a reservation final: its victims are gone (the caller unpublishes them), its reads may be issued.
     ///
+    /// The policy takes what is there or on its way as used in the order of the selection, the last most recently, so
+    /// that it does not matter what has arrived.
+    ///
     /// # Panics
     /// If it has started before.
     pub fn start(&mut self, tx: &mut Transaction) {
