@@ -32,7 +32,7 @@ enum Seed {
     Folder,
 }
 
-const TARGETS: [Target; 6] = [
+const TARGETS: [Target; 7] = [
     Target {
         name: "gguf",
         features: "",
@@ -69,6 +69,12 @@ const TARGETS: [Target; 6] = [
         features: "session",
         kind: Seed::File("gguf"),
         seeds: &["testdata/fixtures/models/tok-tiny", "testdata/fixtures/bad/gguf"],
+    },
+    Target {
+        name: "trace",
+        features: "session",
+        kind: Seed::File("trace"),
+        seeds: &["fuzz/seeds"],
     },
 ];
 

@@ -1,5 +1,6 @@
 //! The command line.
 
+mod measuring;
 mod serving;
 
 use std::path::PathBuf;
@@ -13,6 +14,7 @@ use slot_pool::PolicyKind;
 use units::Bytes;
 
 use crate::simulate::SimulateArgs;
+pub(crate) use measuring::{BenchArgs, DoctorArgs, PoolOrDisk, ProbeArgs, Roofline, TraceArgs};
 pub(crate) use serving::{LaunchArgs, ListArgs, RemoveArgs, ServeArgs};
 
 /// Runs Mixture-of-Experts language models that are larger than memory.
@@ -53,8 +55,12 @@ pub(crate) enum Command {
     Parity(ParityArgs),
     /// Check every kernel of this machine against its scalar definition
     Selftest(SelftestArgs),
-    /// Measure prefill and decode on given token ids
-    Bench(BenchArgs),
+    /// Measure prefill and decode on given token ids, and what bounds them
+    Bench(Box<BenchArgs>),
+    /// Measure the disk at many lengths and depths of reads, and how fast the slot pool decides
+    Probe(ProbeArgs),
+    /// Say what this machine has, what would be slow on it and why
+    Doctor(DoctorArgs),
     /// Record which experts every token chooses
     Trace(TraceArgs),
     /// Run such a record, or a made one, through pools of other sizes and policies
@@ -74,6 +80,9 @@ impl Command {
             Self::Verify(args) => args.json,
             Self::Trace(args) => args.json,
             Self::Simulate(args) => args.json,
+            Self::Bench(args) => args.json,
+            Self::Probe(args) => args.json,
+            Self::Doctor(args) => args.json,
             _ => false,
         }
     }
@@ -579,61 +588,6 @@ pub(crate) struct SelftestArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-#[derive(Args)]
-#[command(
-    after_help = "Example: sakia bench -m big.gguf --memory 8GiB --ids-file ids.txt -p 256 -n 64"
-)]
-pub(crate) struct BenchArgs {
-    #[command(flatten)]
-    pub(crate) model: ModelArgs,
-    /// File of token ids, separated by space, comma or line
-    #[arg(long, value_name = "FILE")]
-    pub(crate) ids_file: PathBuf,
-    /// Ids read as the prompt
-    #[arg(short = 'p', long = "prompt-tokens", value_name = "P")]
-    pub(crate) prompt_tokens: usize,
-    /// Ids forced after it, one by one
-    #[arg(short = 'n', long = "decode-tokens", value_name = "N")]
-    pub(crate) decode_tokens: usize,
-    #[command(flatten)]
-    pub(crate) memory: MemoryArgs,
-    #[command(flatten)]
-    pub(crate) speed: SpeedArgs,
-    #[command(flatten)]
-    pub(crate) speculation: SpeculationArgs,
-}
-
-#[derive(Args)]
-#[command(
-    group = clap::ArgGroup::new("input").required(true),
-    after_help = "Example:\n  sakia trace -m big.gguf --memory 8GiB --ids-file ids.txt -p 256 -n 64 -o big.trace"
-)]
-pub(crate) struct TraceArgs {
-    /// Text to continue with the likeliest tokens
-    #[arg(group = "input")]
-    pub(crate) prompt: Option<String>,
-    /// File of token ids, separated by space, comma or line
-    #[arg(long, value_name = "FILE", group = "input")]
-    pub(crate) ids_file: Option<PathBuf>,
-    /// Where the record goes
-    #[arg(short, long, value_name = "FILE")]
-    pub(crate) out: PathBuf,
-    /// Ids of the file that are read as the prompt [default: all but those of -n]
-    #[arg(short = 'p', long = "prompt-tokens", value_name = "P", requires = "ids_file")]
-    pub(crate) prompt_tokens: Option<usize>,
-    /// Tokens that are decoded one by one: ids of the file, or the likeliest
-    #[arg(short = 'n', long = "decode-tokens", value_name = "N", default_value_t = 64)]
-    pub(crate) decode_tokens: usize,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-    #[command(flatten)]
-    pub(crate) model: ModelArgs,
-    /// Most memory the process may use, like 8GiB [default: 70 % of what the machine or cgroup allows]
-    #[arg(long, value_name = "SIZE", help_heading = "Memory")]
-    pub(crate) memory: Option<Bytes>,
 }
 
 /// Token ids of one argument.

@@ -7,18 +7,21 @@ mod args;
 mod bench;
 mod chat;
 mod demo;
+mod doctor;
 mod hot;
 mod inspect;
 mod interrupt;
 mod launch;
 mod list;
 mod logits;
+mod machine;
 mod npy;
 mod open;
 mod output;
 mod pack;
 mod parity;
 mod plan;
+mod probe;
 mod pull;
 mod report;
 mod run;
@@ -52,6 +55,8 @@ fn main() -> ExitCode {
         args::Command::Parity(args) => parity::run(&args),
         args::Command::Selftest(args) => selftest::run(&args),
         args::Command::Bench(args) => bench::run(&args),
+        args::Command::Probe(args) => probe::run(&args),
+        args::Command::Doctor(args) => doctor::run(&args),
         args::Command::Trace(args) => trace::run(&args),
         args::Command::Simulate(args) => simulate::run(&args),
     };

@@ -106,6 +106,13 @@ impl Who {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Made(Synthetic);
 
+impl Made {
+    /// The routing.
+    pub(crate) fn trace(&self) -> Result<Trace> {
+        Ok(self.0.trace()?)
+    }
+}
+
 impl FromStr for Made {
     type Err = String;
 
@@ -160,7 +167,7 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<ExitCode> {
     let pace = pace(args)?;
     let trace = match (&args.trace, &args.synthetic) {
         (Some(file), _) => read(file).with_context(|| format!("reading {}", file.display()))?,
-        (None, Some(made)) => made.0.trace()?,
+        (None, Some(made)) => made.trace()?,
         (None, None) => unreachable!("clap requires one of the two"),
     };
     let slots = if args.slots.is_empty() { usual_slots(&trace) } else { args.slots.clone() };
@@ -229,7 +236,8 @@ fn usual_slots(trace: &Trace) -> Vec<u32> {
     slots
 }
 
-fn read(path: &Path) -> Result<Trace> {
+/// A recorded trace.
+pub(crate) fn read(path: &Path) -> Result<Trace> {
     let metadata = std::fs::metadata(path)?;
     if !metadata.is_file() {
         bail!("it is not a regular file; a file of `sakia trace -o` is needed");

@@ -8,6 +8,7 @@
 //! in the call, on threads, or on the instruction set.
 
 pub mod backend;
+mod bandwidth;
 pub mod cpu;
 mod deferred;
 mod host;
@@ -17,6 +18,7 @@ mod reference;
 pub mod selftest;
 
 use backend::{Activations, Backend, KvType};
+pub use bandwidth::{Bandwidth, read_bandwidth};
 
 /// Version of the numerics contract: another number whenever any operation gives any row other bits than before. What is
 /// kept of a computation is of use only as long as this stays the same.

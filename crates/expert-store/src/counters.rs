@@ -46,6 +46,8 @@ pub struct StoreCounters {
     pub busy_us: u64,
     /// Time that callers spent in [`Store::wait_any`](crate::Store::wait_any).
     pub wait_us: u64,
+    /// Time in which an expert was on its way, whether anybody waited for it or not.
+    pub pending_us: u64,
 }
 
 impl Traffic {
@@ -113,6 +115,7 @@ impl StoreCounters {
             cancelled: f(self.cancelled, other.cancelled),
             busy_us: f(self.busy_us, other.busy_us),
             wait_us: f(self.wait_us, other.wait_us),
+            pending_us: f(self.pending_us, other.pending_us),
         }
     }
 }

@@ -13,7 +13,7 @@ use units::ExpertKey;
 
 use crate::destination::{ALIGN, Destination};
 use crate::error::{ReadError, StoreError};
-use crate::request::{Priority, ReadRequest};
+use crate::request::{Priority, ReadRequest, Ticket};
 use crate::store::{DEFAULT_THREADS, Store, StoreOptions};
 
 /// Numbers of threads that are tried.
@@ -97,6 +97,24 @@ pub fn probe(
     Ok(newer(best, last))
 }
 
+/// Bytes of records a second that the disk delivers when it never has to wait for a request: the model's own records at
+/// random, read with `options`, and always a few more of them asked for than there are reader threads.
+///
+/// # Errors
+/// [`ProbeError`].
+pub fn sustained_rate(
+    files: &[PathBuf],
+    records: &Records,
+    options: &StoreOptions,
+    time: Duration,
+) -> Result<f64, ProbeError> {
+    let in_flight = options.all_threads() + MOST_IN_FLIGHT;
+    // Dropped after the store, whatever happens.
+    let mut bench = Bench::with_slots(files, records, options, in_flight);
+    let store = Store::open(files, options.clone())?;
+    Ok(bench.sustained(&store, time)?)
+}
+
 /// What was found last, unless no time was left to find anything.
 const fn newer(before: Probed, last: Probed) -> Probed {
     if last.bytes_per_second > 0 { last } else { before }
@@ -120,12 +138,20 @@ impl<'a> Bench<'a> {
         options: &'a StoreOptions,
         in_flight: usize,
     ) -> Self {
+        Self::with_slots(files, records, options, in_flight.clamp(1, MOST_IN_FLIGHT))
+    }
+
+    fn with_slots(
+        files: &'a [PathBuf],
+        records: &'a Records,
+        options: &'a StoreOptions,
+        n_slots: usize,
+    ) -> Self {
         let layers = 0..records.n_layers() as u32;
         let keys = layers
             .flat_map(|layer| (0..records.n_experts()).map(move |e| ExpertKey::new(layer, e)));
         let slot_bytes = keys.map(|key| records.slot_bytes(key)).max().unwrap_or(0) as usize;
-        let in_flight = in_flight.clamp(1, MOST_IN_FLIGHT);
-        let memory = vec![0; slot_bytes * in_flight + ALIGN];
+        let memory = vec![0; slot_bytes * n_slots + ALIGN];
         Self { files, records, options, memory, slot_bytes, random: 1 }
     }
 
@@ -194,10 +220,54 @@ impl<'a> Bench<'a> {
         total
     }
 
-    fn below(&mut self, n: u64) -> u64 {
-        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (self.random >> 33) % n
+    /// Bytes a second while every slot has a read in flight; all have ended when it returns.
+    fn sustained(&mut self, store: &Store, time: Duration) -> Result<f64, ReadError> {
+        let shift = self.memory.as_ptr().align_offset(ALIGN);
+        let (records, random) = (self.records, &mut self.random);
+        let slots = self.memory[shift..].chunks_exact_mut(self.slot_bytes.max(1));
+        let mut slots: Vec<&mut [u8]> = slots.collect();
+        let mut submit = |slot: &mut [u8]| {
+            let layer = below(random, records.n_layers() as u64) as u32;
+            let key = ExpertKey::new(layer, below(random, records.n_experts().into()) as u32);
+            // SAFETY: a slot is lent again, or the memory is touched or freed, only after the loop below has taken the
+            // completion of its read; it outlives the store, which only panics could drop before that.
+            let destination = unsafe { Destination::lend(slot) };
+            let pieces = records.record(key).pieces;
+            store.submit(ReadRequest { key, pieces, destination }, Priority::Demand)
+        };
+        let since = Instant::now();
+        let mut flights: Vec<(Ticket, usize)> = Vec::with_capacity(slots.len());
+        for (place, slot) in slots.iter_mut().enumerate() {
+            flights.push((submit(slot), place));
+        }
+        let (mut bytes, mut rate, mut failed) = (0, None, None);
+        while store.outstanding() > 0 {
+            let completion = store.wait_any();
+            let flight = flights.iter().position(|(ticket, _)| *ticket == completion.ticket);
+            let (_, place) = flights.swap_remove(flight.expect("only these are in flight"));
+            match completion.result {
+                Ok(arrived) => bytes += arrived,
+                Err(error) => failed = failed.or(Some(error)),
+            }
+            let elapsed = since.elapsed();
+            if elapsed < time && failed.is_none() {
+                flights.push((submit(slots[place]), place));
+            } else {
+                // From here on fewer and fewer are in flight.
+                rate.get_or_insert(bytes as f64 / elapsed.as_secs_f64().max(1e-9));
+            }
+        }
+        failed.map_or(Ok(rate.unwrap_or(0.0)), Err)
     }
+
+    fn below(&mut self, n: u64) -> u64 {
+        below(&mut self.random, n)
+    }
+}
+
+fn below(random: &mut u64, n: u64) -> u64 {
+    *random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+    (*random >> 33) % n
 }
 
 /// The candidate with the best median rate; `usual` unless another is clearly better. One without a rate loses.

@@ -27,13 +27,27 @@ struct State {
     closed: bool,
     /// Readers that wait for work.
     idle: usize,
+    /// Since when experts have been on their way, if any is.
+    pending_since: Option<Instant>,
+}
+
+impl State {
+    /// Keeps the time in which experts are on their way; to be called after every change of that.
+    fn watch(&mut self) {
+        let pending = self.schedule.on_their_way() > 0;
+        if pending {
+            self.pending_since.get_or_insert_with(Instant::now);
+        } else if let Some(since) = self.pending_since.take() {
+            self.schedule.count_pending(since.elapsed());
+        }
+    }
 }
 
 impl Queue {
     pub(crate) fn new(readers: usize, part_bytes: u64) -> Self {
         let schedule = Schedule::new(readers, part_bytes);
         Self {
-            state: Mutex::new(State { schedule, closed: false, idle: 0 }),
+            state: Mutex::new(State { schedule, closed: false, idle: 0, pending_since: None }),
             work: Condvar::new(),
             arrived: Condvar::new(),
             ended: Condvar::new(),
@@ -44,6 +58,7 @@ impl Queue {
         let mut state = self.lock();
         let (ticket, n_pieces, wake) = state.schedule.submit(request, priority, reply);
         let readers = n_pieces.min(state.idle);
+        state.watch();
         drop(state);
         for _ in 0..readers {
             self.work.notify_one();
@@ -75,19 +90,28 @@ impl Queue {
     }
 
     pub(crate) fn finish(&self, job: Job, outcome: Outcome) {
-        let wake = self.lock().schedule.finish(job, outcome);
+        let mut state = self.lock();
+        let wake = state.schedule.finish(job, outcome);
+        state.watch();
+        drop(state);
         self.wake(wake);
     }
 
     /// The reader of this piece died.
     pub(crate) fn stop(&self, claim: Claim) {
-        self.lock().schedule.stop(claim);
+        let mut state = self.lock();
+        state.schedule.stop(claim);
+        state.watch();
+        drop(state);
         self.arrived.notify_all();
         self.ended.notify_all();
     }
 
     pub(crate) fn cancel(&self, ticket: Ticket) -> bool {
-        self.lock().schedule.cancel(ticket)
+        let mut state = self.lock();
+        let cancelled = state.schedule.cancel(ticket);
+        state.watch();
+        cancelled
     }
 
     pub(crate) fn adopt(&self, ticket: Ticket) -> bool {

@@ -268,12 +268,21 @@ impl Schedule {
         self.outstanding
     }
 
+    /// Experts that were asked for and have not ended.
+    pub(crate) fn on_their_way(&self) -> usize {
+        self.outstanding - self.arrived.len()
+    }
+
     pub(crate) const fn counters(&self) -> StoreCounters {
         self.counters
     }
 
     pub(crate) const fn count_wait(&mut self, time: Duration) {
         self.counters.wait_us += micros(time);
+    }
+
+    pub(crate) const fn count_pending(&mut self, time: Duration) {
+        self.counters.pending_us += micros(time);
     }
 
     /// One piece less at readers.

@@ -28,6 +28,33 @@ pub fn of_this_machine() -> io::Result<Vec<Limit>> {
     Ok(limits)
 }
 
+/// Memory of the machine as it is now, whatever this process may have of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MachineMemory {
+    /// All of it.
+    pub total: Bytes,
+    /// What could be had without swapping, if the system tells.
+    pub available: Option<Bytes>,
+    /// Swap, and what is free of it, if the system tells.
+    pub swap: Option<(Bytes, Bytes)>,
+}
+
+/// Asks for the memory of the machine.
+///
+/// # Errors
+/// The system does not tell its physical memory.
+pub fn memory() -> io::Result<MachineMemory> {
+    let total = physical()?;
+    #[cfg(target_os = "linux")]
+    {
+        let text = std::fs::read_to_string("/proc/meminfo")?;
+        let swap = kib_line(&text, "SwapTotal:").zip(kib_line(&text, "SwapFree:"));
+        Ok(MachineMemory { total, available: kib_line(&text, "MemAvailable:"), swap })
+    }
+    #[cfg(not(target_os = "linux"))]
+    Ok(MachineMemory { total, available: None, swap: None })
+}
+
 /// Limits of the control groups of this process; what cannot be read does not bind.
 fn cgroup_limits() -> Vec<Limit> {
     let read = |name: &str| std::fs::read_to_string(name).unwrap_or_default();
@@ -135,6 +162,15 @@ mod tests {
         let current = current_rss();
         assert!(Bytes::ZERO < current && current <= peak_rss() + COUNTING);
         assert!(peak_rss() < physical);
+    }
+
+    #[test]
+    fn the_machine_has_what_is_available_and_more() {
+        let MachineMemory { total, available, swap } = memory().unwrap();
+        assert_eq!(total, of_this_machine().unwrap()[0].bytes);
+        assert!(available.is_none_or(|available| Bytes::ZERO < available && available < total));
+        assert!(swap.is_none_or(|(all, free)| free <= all));
+        assert!(cfg!(not(target_os = "linux")) || (available.is_some() && swap.is_some()));
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub use lookahead::{Lookahead, LookaheadCounters};
 pub use memory::{
     NamedBytes, draft_kv_bytes_per_token, draft_scratch, draft_weights, kv_bytes_per_token,
     late_draft, lookahead_bytes, recurrent_bytes, resident_terms, scratch_terms, thread_bytes,
-    verify_terms,
+    token_bytes, verify_terms,
 };
 pub use network::draft::{DraftFrom, LATE_ROWS};
 pub use network::{ForwardError, GoOn, LogitRows, Network, NetworkOptions};

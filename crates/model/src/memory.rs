@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use checkpoint::{InputTensors, LayerTensors, MixerTensors, Model, ModelConfig, TensorInfo};
 use compute::backend::{Backend, KvType, Row, WeightId};
 use expert_store::{Destination, NgramStore, SlotMemory};
-use units::SlotIndex;
+use units::{LayerIndex, SlotIndex};
 
 use crate::attention;
 use crate::delta_net;
@@ -95,6 +95,17 @@ pub fn resident_terms(model: &Model) -> Vec<NamedBytes> {
     .filter(|(_, bytes)| *bytes > 0)
     .map(|(name, bytes)| NamedBytes { name, bytes })
     .collect()
+}
+
+/// Weights that one generated token needs: all that stays in memory but the token embedding, of which it takes a row
+/// unless that is the output head too; and the experts that it chooses.
+pub fn token_bytes(model: &Model) -> u64 {
+    let tied = model.tensors.output.name == model.tensors.embed.name;
+    let embed = if tied { 0 } else { matrix_bytes(&model.tensors.embed) };
+    let resident: u64 = resident_terms(model).iter().map(|term| term.bytes).sum();
+    let layers = (0..model.config.n_layers).map(LayerIndex);
+    let experts: u64 = layers.map(|layer| model.records.layer(layer).record_bytes()).sum();
+    resident - embed + experts * u64::from(model.config.top_k)
 }
 
 /// What stays in memory of a draft block, where that is loaded; nothing if the model has none.

@@ -430,6 +430,8 @@ pub struct Engine {
     pub checkpoint: Checkpoint,
     /// As given by the user.
     pub path: PathBuf,
+    /// Weights that a generated token needs.
+    pub(crate) token_bytes: u64,
     /// Bytes that the process had written before; a program that started this one may have written many.
     pub(crate) written_before: u64,
 }
@@ -491,7 +493,17 @@ impl Engine {
         let backend = backend(&options);
         let network = Network::load(&model, backend, stream, ngrams, network_options, progress)?;
         let written_before = crate::receipt::written_bytes();
-        Ok(Self { plan, options, network, tokenizer, checkpoint, path, written_before })
+        let token_bytes = model::token_bytes(&model);
+        Ok(Self {
+            plan,
+            options,
+            network,
+            tokenizer,
+            checkpoint,
+            path,
+            token_bytes,
+            written_before,
+        })
     }
 }
 

@@ -10,6 +10,7 @@ mod parity;
 mod reads;
 pub mod receipt;
 mod replay;
+mod roofline;
 mod sampler;
 pub mod scheduler;
 mod sequence;
@@ -30,7 +31,8 @@ pub use mirrors::{MirrorError, MirrorOptions};
 pub use parity::{ExpertKind, Parity, ParityError, ParityResult};
 pub use reads::{Reads, Unknown};
 pub use receipt::Receipt;
-pub use replay::{Pace, Replay, ReplayError, ReplayPolicy, Tally, replay};
+pub use replay::{Pace, PoolTime, Replay, ReplayError, ReplayPolicy, Tally, replay, time_pool};
+pub use roofline::{Roofline, Wall};
 pub use sampler::{Sampler, SamplerConfig, SamplerError};
 pub use sequence::{GRID, Phase, Prompt, Sequence};
 pub use speculate::{

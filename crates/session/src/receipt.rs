@@ -83,6 +83,8 @@ pub struct PhaseReceipt {
     pub tokens_per_second: f64,
     /// Time in which nothing could be computed because expert bytes were missing.
     pub wait_us: u64,
+    /// Time in which any expert was on its way, whether something could be computed meanwhile or not.
+    pub reading_us: u64,
     /// Expert look-ups: distinct experts per layer and pass.
     pub lookups: u64,
     /// Of those, found ready.
@@ -166,6 +168,7 @@ impl From<&Phase> for PhaseReceipt {
             elapsed_us: phase.elapsed.as_micros() as u64,
             tokens_per_second: phase.rate(),
             wait_us,
+            reading_us: store.pending_us,
             lookups: pool.hits + pool.misses + pool.adopted,
             hits: pool.hits,
             misses: pool.misses,

@@ -5,6 +5,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
+use std::time::{Duration, Instant};
 
 use slot_pool::{PolicyKind, PoolError, PoolSpec, SlotPool};
 use units::{Epoch, ExpertIndex, LayerIndex};
@@ -113,16 +114,7 @@ impl Tally {
 /// # Errors
 /// [`ReplayError`].
 pub fn replay(trace: &Trace, slots: u32, policy: ReplayPolicy) -> Result<Replay, ReplayError> {
-    let [n_layers, n_experts, top_k] = trace.shape();
-    let most = u64::from(n_layers) * u64::from(n_experts);
-    let too_few = || ReplayError::Slots { slots, needed: top_k + 1, most };
-    if slots <= top_k || u64::from(slots) > most {
-        return Err(too_few());
-    }
-    let needed = trace.slots_needed();
-    let records = slots::record_classes(&needed, n_experts);
-    let classes = memory_plan::deal_slots(&records, top_k, u64::from(slots)).ok_or_else(too_few)?;
-    let spec = slots::pool_spec(&needed, (n_experts, top_k), &classes);
+    let spec = spec_of(trace, slots)?;
     let mut runner: Box<dyn Runner> = match policy {
         ReplayPolicy::Online(kind) => Box::new(Online(SlotPool::new(spec, kind)?)),
         ReplayPolicy::Belady => Box::new(Belady::new(trace, &spec)),
@@ -147,6 +139,55 @@ pub fn replay(trace: &Trace, slots: u32, policy: ReplayPolicy) -> Result<Replay,
         }
     });
     error.map_or(Ok(replay), |error| Err(error.into()))
+}
+
+/// How long a pool took to decide.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PoolTime {
+    /// Transactions: layers of passes.
+    pub transactions: u64,
+    /// Distinct experts of those.
+    pub lookups: u64,
+    /// Of those, read.
+    pub misses: u64,
+    /// For all of them. Nothing is read and nobody waits.
+    pub elapsed: Duration,
+}
+
+/// Runs a trace through the engine's pool, as [`replay`] does, and times nothing but the pool.
+///
+/// # Errors
+/// [`ReplayError`].
+pub fn time_pool(trace: &Trace, slots: u32, policy: PolicyKind) -> Result<PoolTime, ReplayError> {
+    let mut pool = Online(SlotPool::new(spec_of(trace, slots)?, policy)?);
+    let mut time = PoolTime { transactions: 0, lookups: 0, misses: 0, elapsed: Duration::ZERO };
+    let mut error = None;
+    for_each_selection(trace, |selection| {
+        let since = Instant::now();
+        let misses = pool.misses(selection.layer, selection.experts);
+        time.elapsed += since.elapsed();
+        match misses {
+            Ok(misses) => time.misses += misses,
+            Err(problem) => error = error.take().or(Some(problem)),
+        }
+        time.transactions += 1;
+        time.lookups += selection.experts.len() as u64;
+    });
+    error.map_or(Ok(time), |error| Err(error.into()))
+}
+
+/// A pool of so many slots for a trace.
+fn spec_of(trace: &Trace, slots: u32) -> Result<PoolSpec, ReplayError> {
+    let [n_layers, n_experts, top_k] = trace.shape();
+    let most = u64::from(n_layers) * u64::from(n_experts);
+    let too_few = || ReplayError::Slots { slots, needed: top_k + 1, most };
+    if slots <= top_k || u64::from(slots) > most {
+        return Err(too_few());
+    }
+    let needed = trace.slots_needed();
+    let records = slots::record_classes(&needed, n_experts);
+    let classes = memory_plan::deal_slots(&records, top_k, u64::from(slots)).ok_or_else(too_few)?;
+    Ok(slots::pool_spec(&needed, (n_experts, top_k), &classes))
 }
 
 /// What one layer needs in one pass.
@@ -363,6 +404,19 @@ mod tests {
         let all: Vec<Replay> = all.collect();
         assert!(all.iter().all(|r| *r == all[0]), "where all fit, each is read once");
         assert!(all[0].prefill.misses + all[0].decode.misses <= 48);
+    }
+
+    #[test]
+    fn a_timed_pool_does_what_a_replayed_one_does() {
+        let trace = made(3, 16, 3, 60);
+        let Replay { prefill, decode, .. } =
+            replay(&trace, 20, ReplayPolicy::Online(PolicyKind::Lru)).unwrap();
+        let timed = time_pool(&trace, 20, PolicyKind::Lru).unwrap();
+        assert_eq!(timed.transactions, 3 * (2 + 60));
+        assert_eq!(timed.lookups, prefill.lookups + decode.lookups);
+        assert_eq!(timed.misses, prefill.misses + decode.misses);
+        let few = time_pool(&trace, 3, PolicyKind::Lru).unwrap_err();
+        assert_eq!(few, ReplayError::Slots { slots: 3, needed: 4, most: 48 });
     }
 
     #[test]

@@ -330,6 +330,13 @@ impl Sequence {
         Ok(())
     }
 
+    /// Gives this sequence up for measurements: the state as it is now, in the memory of the one that was remembered.
+    pub(crate) fn abandon(&mut self, network: &mut Network) -> Result<SnapshotId, ForwardError> {
+        self.forget(network);
+        self.broken = true;
+        Ok(network.snapshot(self.id)?)
+    }
+
     fn forget(&mut self, network: &mut Network) {
         if let Some((snapshot, _)) = self.checkpoint.take() {
             network.drop_snapshot(snapshot);

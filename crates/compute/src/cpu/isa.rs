@@ -69,6 +69,32 @@ impl Isa {
     }
 }
 
+/// Instructions of this CPU that matter to kernels like these, and whether it has them; also those that no kernel here
+/// uses.
+pub fn features() -> Vec<(&'static str, bool)> {
+    #[cfg(target_arch = "x86_64")]
+    return vec![
+        ("avx2", is_x86_feature_detected!("avx2")),
+        ("fma", is_x86_feature_detected!("fma")),
+        ("f16c", is_x86_feature_detected!("f16c")),
+        ("avxvnni", is_x86_feature_detected!("avxvnni")),
+        ("avx512f", is_x86_feature_detected!("avx512f")),
+        ("avx512bw", is_x86_feature_detected!("avx512bw")),
+        ("avx512vnni", is_x86_feature_detected!("avx512vnni")),
+        ("avx512bf16", is_x86_feature_detected!("avx512bf16")),
+    ];
+    #[cfg(target_arch = "aarch64")]
+    return vec![
+        ("neon", std::arch::is_aarch64_feature_detected!("neon")),
+        ("dotprod", std::arch::is_aarch64_feature_detected!("dotprod")),
+        ("i8mm", std::arch::is_aarch64_feature_detected!("i8mm")),
+        ("bf16", std::arch::is_aarch64_feature_detected!("bf16")),
+        ("sve", std::arch::is_aarch64_feature_detected!("sve")),
+    ];
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    return Vec::new();
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -77,5 +103,15 @@ mod tests {
     fn scalar_is_always_there_and_the_best_is_available() {
         assert_eq!(Isa::available().next(), Some(Isa::Scalar));
         assert!(Isa::available().any(|isa| isa == Isa::best()));
+    }
+
+    #[test]
+    fn what_the_fastest_kernels_need_is_among_the_features() {
+        let has = |name| features().into_iter().any(|(feature, has)| feature == name && has);
+        match Isa::best().name() {
+            "avx2" => assert!(has("avx2") && has("fma") && has("f16c")),
+            "dotprod" => assert!(has("dotprod")),
+            _ => assert!(!(has("dotprod") || has("avx2") && has("fma") && has("f16c"))),
+        }
     }
 }

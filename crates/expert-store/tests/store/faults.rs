@@ -196,3 +196,27 @@ fn after_a_failed_tensor_nothing_writes_to_its_memory() {
         assert!(out.iter().all(|&b| b == 1));
     }
 }
+
+#[test]
+fn time_counts_while_an_expert_is_on_its_way_whether_anybody_waits_or_not() {
+    let files = TestFiles::new(&[200_000, 30_000]);
+    let delay = Duration::from_millis(5);
+    let plan = FaultPlan::every(FaultKind::Delay(delay));
+    let store = faulty(&files, DirectMode::Auto, 1, &plan);
+    let load = Load::new(0, &[(0, 1000, 20_000), (1, 7, 9000)]);
+    store.submit(load.request(), Priority::Speculative);
+    let completion = loop {
+        // Looked for, never waited for.
+        if let Some(completion) = store.try_any() {
+            break completion;
+        }
+        std::thread::yield_now();
+    };
+    completion.result.unwrap();
+    let counters = store.counters();
+    assert!(counters.pending_us >= 2 * delay.as_micros() as u64, "{counters:?}");
+    assert_eq!(counters.wait_us, 0);
+    std::thread::sleep(delay);
+    assert_eq!(store.counters().pending_us, counters.pending_us, "nothing is on its way");
+    drop(store);
+}
