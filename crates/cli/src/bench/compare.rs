@@ -40,7 +40,8 @@ pub(crate) fn run(a: &Path, b: &Path, json: bool) -> Result<ExitCode> {
     let (a_receipt, b_receipt) = (a_receipt?, b_receipt?);
     let of = |path: &Path, receipt| settings(receipt).with_context(|| path.display().to_string());
     let (a_settings, b_settings) = (of(a, &a_receipt)?, of(b, &b_receipt)?);
-    let pairs = pairs(&a_settings, &b_settings);
+    let met = meet(&a_settings, &b_settings);
+    let pairs: Vec<Pair> = met.iter().map(|(a, b)| pair(a, b)).collect();
     if pairs.is_empty() {
         bail!(
             "{} and {} have no budget, context and number of tokens in common, and more than one setting each",
@@ -48,7 +49,7 @@ pub(crate) fn run(a: &Path, b: &Path, json: bool) -> Result<ExitCode> {
             b.display()
         );
     }
-    let notes = notes(&a_settings, &b_settings);
+    let notes = notes(&met);
     if json {
         let value = serde_json::json!({ "a": report::lossy(a), "b": report::lossy(b), "pairs": pairs, "notes": notes });
         report::data(&format!("{value:#}\n"));
@@ -69,12 +70,15 @@ fn read(path: &Path) -> Result<Value> {
     serde_json::from_str(&text).with_context(name)
 }
 
+/// A setting of each.
+type Met<'a> = (&'a Setting<'a>, &'a Setting<'a>);
+
 /// Settings of the same key; the only ones of both whatever their keys.
-fn pairs(a: &[Setting<'_>], b: &[Setting<'_>]) -> Vec<Pair> {
+fn meet<'a>(a: &'a [Setting<'a>], b: &'a [Setting<'a>]) -> Vec<Met<'a>> {
     if let ([a], [b]) = (a, b) {
-        return vec![pair(a, b)];
+        return vec![(a, b)];
     }
-    let same = |a: &Setting<'_>| b.iter().find(|b| b.key() == a.key()).map(|b| pair(a, b));
+    let same = |a: &'a Setting<'a>| b.iter().find(|b| b.key() == a.key()).map(|b| (a, b));
     a.iter().filter_map(same).collect()
 }
 
@@ -91,10 +95,9 @@ fn pair(a: &Setting<'_>, b: &Setting<'_>) -> Pair {
 }
 
 /// What makes a comparison one of something else than it seems.
-fn notes(a: &[Setting<'_>], b: &[Setting<'_>]) -> Vec<String> {
+fn notes(met: &[Met<'_>]) -> Vec<String> {
     let same = |what: &str, pointer: &str| {
-        let values = |of: &[Setting<'_>]| {
-            let runs = of.iter().flat_map(|setting| setting.runs);
+        let values = |runs: &mut dyn Iterator<Item = &Value>| {
             let mut values: Vec<String> = runs
                 .filter_map(|run| run.pointer(pointer))
                 .map(|value| value.as_str().map_or_else(|| value.to_string(), str::to_owned))
@@ -103,7 +106,8 @@ fn notes(a: &[Setting<'_>], b: &[Setting<'_>]) -> Vec<String> {
             values.dedup();
             values.join(", ")
         };
-        let (a, b) = (values(a), values(b));
+        let a = values(&mut met.iter().flat_map(|(a, _)| a.runs));
+        let b = values(&mut met.iter().flat_map(|(_, b)| b.runs));
         (!a.is_empty() && !b.is_empty() && a != b).then(|| format!("{what}: A {a}; B {b}"))
     };
     [
@@ -171,7 +175,7 @@ mod tests {
     }
 
     fn compared(a: &Value, b: &Value) -> Vec<Pair> {
-        pairs(&settings(a).unwrap(), &settings(b).unwrap())
+        meet(&settings(a).unwrap(), &settings(b).unwrap()).iter().map(|(a, b)| pair(a, b)).collect()
     }
 
     #[test]
@@ -199,7 +203,7 @@ mod tests {
     fn other_work_is_said() {
         let (mut a, mut b) = (run(5, 1.0), run(5, 1.0));
         (a["model"], b["model"]) = ("x".into(), "y".into());
-        let notes = notes(&settings(&a).unwrap(), &settings(&b).unwrap());
+        let notes = notes(&meet(&settings(&a).unwrap(), &settings(&b).unwrap()));
         assert_eq!(notes, ["other models: A x; B y"]);
     }
 }

@@ -229,7 +229,7 @@ fn of_model(model: &ModelFacts, disks: &[Disk]) -> Vec<Finding> {
         if tokens < SLOW_RATE {
             let what = format!("{} may be held up by the disk", model.name);
             let why = format!(
-                "{:.0} % of its experts fit; were all equally likely, a token would read {:.0} MB: {tokens:.1} tok/s at {:.2} GB/s, and more as experts repeat",
+                "{:.0} % of its experts fit; were all equally likely, a token would read {:.0} MB: {tokens:.1} tok/s at {:.2} GB/s; faster where experts repeat",
                 100.0 * plan.share,
                 missing / 1e6,
                 rate / 1e9
