@@ -23,6 +23,8 @@ use std::time::Duration;
 use expert_store::Notice;
 use units::{Bytes, ExpertKey};
 
+use crate::generate::PromptError;
+
 pub use handle::Scheduler;
 pub use job::{
     CancelToken, Choice, ChooseError, Chooser, EventSink, Job, JobError, JobEvent, JobId,
@@ -142,19 +144,9 @@ pub enum SubmitError {
         /// When one of them will probably have begun: whole seconds, at least one.
         retry_after: Duration,
     },
-    /// The prompt does not fit.
-    #[error(
-        "the prompt has {prompt} tokens and the context holds {context}; shorten it or reserve more with `--context`"
-    )]
-    PromptTooLong {
-        /// Tokens of the prompt.
-        prompt: usize,
-        /// Positions of a sequence.
-        context: usize,
-    },
-    /// There is nothing to continue.
-    #[error("the prompt is empty; give at least one token of text")]
-    EmptyPrompt,
+    /// The prompt cannot be continued.
+    #[error(transparent)]
+    Prompt(#[from] PromptError),
     /// A token that the model does not have.
     #[error("token id {token} is outside of the model's vocabulary of {vocab}")]
     TokenOutOfRange {
@@ -166,4 +158,10 @@ pub enum SubmitError {
     /// No job is taken any more.
     #[error("the server is shutting down")]
     ShuttingDown,
+    /// The engine panicked and is gone: no job is taken any more.
+    #[error("the engine stopped: {message}; this is a bug")]
+    EngineStopped {
+        /// What it said.
+        message: String,
+    },
 }
