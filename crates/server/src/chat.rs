@@ -430,7 +430,7 @@ pub(crate) enum Finish {
     Length,
     /// It ended with calls.
     Calls,
-    /// The server shut down, or a deadline passed.
+    /// It was cancelled; nobody hears of it.
     Cut,
 }
 

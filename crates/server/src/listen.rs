@@ -39,6 +39,8 @@ pub struct Times {
     pub pause: Duration,
     /// For a whole body.
     pub body: Duration,
+    /// How long a server whose engine panicked still says so before it ends.
+    pub last_words: Duration,
 }
 
 impl Default for Times {
@@ -47,6 +49,7 @@ impl Default for Times {
             head: Duration::from_secs(30),
             pause: Duration::from_secs(10),
             body: Duration::from_mins(2),
+            last_words: Duration::from_secs(2),
         }
     }
 }
@@ -80,7 +83,7 @@ pub struct Options {
     pub log: Option<fn(&str)>,
 }
 
-/// Why there is no server.
+/// Why there is no server, or none any more.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// Anybody could use it.
@@ -102,6 +105,10 @@ pub enum ServeError {
     /// The system gives no threads.
     #[error("cannot start the server's threads: {0}")]
     Threads(std::io::Error),
+    /// The engine panicked. Nobody knows what state it is in, so its memory cannot be given back and no other can be
+    /// loaded beside it; whoever was being answered has been told.
+    #[error("the engine stopped: {0}; this is a bug\n\nhint: start the server again; nothing on disk is damaged")]
+    EngineStopped(String),
 }
 
 impl Options {
@@ -125,7 +132,7 @@ impl Options {
 /// - `ready`: told where it listens
 ///
 /// # Errors
-/// [`ServeError`], before anything is served.
+/// [`ServeError`]: all but [`ServeError::EngineStopped`] before anything is served.
 pub fn serve(
     options: Options,
     shelf: Arc<dyn Shelf>,
@@ -176,10 +183,16 @@ async fn run(
         },
     ));
     ready(address);
+    let mut failure: Option<(String, Instant)> = None;
     loop {
         tokio::time::sleep(TICK).await;
         let is_idle = options.idle_exit.is_some_and(|idle| models.idle() >= idle);
-        if stop() || is_idle {
+        if failure.is_none() {
+            failure = models.failure().map(|message| (message, Instant::now()));
+        }
+        let is_over =
+            failure.as_ref().is_some_and(|(_, since)| since.elapsed() >= options.times.last_words);
+        if stop() || is_idle || is_over {
             break;
         }
         models.tend().await;
@@ -192,7 +205,7 @@ async fn run(
     while closing.receiver_count() > 0 && Instant::now() < end {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    Ok(())
+    failure.map_or(Ok(()), |(message, _)| Err(ServeError::EngineStopped(message)))
 }
 
 /// What every connection gets.
@@ -221,9 +234,8 @@ async fn accept(listener: TcpListener, connections: Connections) {
         let app = Arc::clone(&connections.app);
         let (closed, head) = (connections.closed.clone(), connections.head);
         tokio::spawn(async move {
-            app.metrics.connected();
+            let _connected = app.metrics.connected();
             talk(stream, router, head, closed).await;
-            app.metrics.disconnected();
             drop(permit);
         });
     }

@@ -18,7 +18,7 @@ use crate::chat::{Ask, KeepAlive, new_id};
 use crate::error::{ApiError, ErrorKind};
 use crate::generate::{self, Generation};
 use crate::metrics::Metrics;
-use crate::models::Models;
+use crate::models::{Models, engine_stopped};
 use crate::ollama::{self, Lines, Path, Wanted};
 use crate::openai::chat::Head;
 use crate::stream::{self, Encoder};
@@ -196,7 +196,14 @@ async fn root() -> Response {
 
 async fn health(State(app): Shared) -> Response {
     let model = app.models.running().map(|running| running.name);
-    json_response(&json!({ "status": "ok", "model": model, "active": app.metrics.active() }))
+    let failure = app.models.failure();
+    let status = if failure.is_some() { "failed" } else { "ok" };
+    let mut health = json!({ "status": status, "model": model, "active": app.metrics.active() });
+    let Some(message) = failure else { return json_response(&health) };
+    health["error"] = engine_stopped(&message).message.into();
+    let mut response = json_response(&health);
+    *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    response
 }
 
 async fn metrics(State(app): Shared) -> Response {

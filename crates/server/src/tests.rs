@@ -16,7 +16,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::chat::KeepAlive;
-use crate::listen::{Options, Times, serve};
+use crate::listen::{Options, ServeError, Times, serve};
 use crate::testing::{DEMO, Line, Script, Scripts};
 
 /// A server with a script; ends when it is dropped.
@@ -25,7 +25,7 @@ struct Server {
     script: Arc<Script>,
     shelf: Arc<Scripts>,
     stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<Result<(), ServeError>>>,
 }
 
 /// What came back.
@@ -86,7 +86,7 @@ impl Server {
         let (own_shelf, own_stop) = (Arc::clone(&shelf), Arc::clone(&stop));
         let thread = std::thread::spawn(move || {
             let stop = || own_stop.load(Ordering::Relaxed);
-            serve(options, own_shelf, &stop, |address| sender.send(address).unwrap()).unwrap();
+            serve(options, own_shelf, &stop, |address| sender.send(address).unwrap())
         });
         let address = receiver.recv().unwrap();
         Self { address, script, shelf, stop, thread: Some(thread) }
@@ -123,6 +123,11 @@ impl Server {
         self.request("POST", path, "content-type: application/json\r\n", &body.to_string())
     }
 
+    /// How it ended, when it has.
+    fn ended(mut self) -> Result<(), ServeError> {
+        self.thread.take().unwrap().join().unwrap()
+    }
+
     /// The prompts that reached the model.
     fn prompts(&self) -> Vec<String> {
         self.script.prompts.lock().unwrap().clone()
@@ -132,8 +137,10 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        let ended = self.thread.take().unwrap().join();
-        assert!(std::thread::panicking() || ended.is_ok(), "the server ended with a panic");
+        let Some(thread) = self.thread.take() else { return };
+        let ended = thread.join();
+        let is_fine = matches!(ended, Ok(Ok(())));
+        assert!(std::thread::panicking() || is_fine, "the server ended with {ended:?}");
     }
 }
 

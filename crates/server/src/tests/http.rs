@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::{Server, read_reply};
+use super::{Reply, ServeError, Server, read_reply};
 use crate::Times;
-use crate::testing::Line;
+use crate::testing::{Line, PANIC};
 
 const CHAT: &str = "/v1/chat/completions";
 const STREAM: &str = r#"{"messages":[{"role":"user","content":"x"}],"stream":true}"#;
+const FOR_EVER: Duration = Duration::from_hours(1);
 const WHOLE: &str = r#"{"messages":[{"role":"user","content":"x"}]}"#;
 
 /// Sends a request, waits for a text in what comes back, and hangs up.
@@ -213,6 +214,7 @@ fn nobody_waits_for_a_client_that_is_slow_on_purpose() {
         head: Duration::from_millis(200),
         pause: Duration::from_millis(100),
         body: Duration::from_millis(300),
+        ..Times::default()
     };
     let server = Server::with([], |options| (options.times, options.max_connections) = (times, 4));
     let host = server.address;
@@ -235,6 +237,54 @@ fn nobody_waits_for_a_client_that_is_slow_on_purpose() {
     // Four such clients took every connection, and gave all of them back.
     assert_eq!(server.get("/health").status, 200);
     assert!(server.get("/metrics").body.contains("\nsakia_connections_refused_total 0\n"));
+}
+
+/// What a panic of the engine is to those who are being answered, who wait, and who come later.
+#[test]
+fn an_engine_that_panics_is_told_to_everybody_in_their_own_words_and_ends_the_server() {
+    let paths = [CHAT, "/v1/responses", "/v1/messages", "/api/chat"];
+    for path in paths {
+        let lines = [Line::Waits, Line::Dies("Hello")];
+        let server = Server::with(lines, |options| options.times.last_words = FOR_EVER);
+        let body = |stream: bool| {
+            let field = if path.ends_with("responses") { "input" } else { "messages" };
+            let mut body = json!({ "model": "demo", "stream": stream,
+                                   field: [{ "role": "user", "content": "x" }] });
+            if path == "/v1/messages" {
+                body["max_tokens"] = 9.into();
+            }
+            body
+        };
+        let waits = std::thread::scope(|scope| {
+            let waits = scope.spawn(|| server.post(path, &body(false)));
+            while server.prompts().is_empty() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let told = server.post(path, &body(true));
+            assert_eq!(told.status, 200);
+            assert!(told.body.contains("Hel") && told.body.contains(PANIC), "{}", told.body);
+            waits.join().unwrap()
+        });
+        let late = server.post(path, &body(true));
+        let error = |reply: &Reply| {
+            let error = reply.json()["error"].clone();
+            error.as_str().or_else(|| error["message"].as_str()).unwrap().to_owned()
+        };
+        for reply in [&waits, &late] {
+            assert_eq!(reply.status, 500, "{path}: {}", reply.body);
+            assert!(error(reply).contains(PANIC), "{path}: {}", reply.body);
+        }
+        let health = server.get("/health");
+        assert_eq!((health.status, &health.json()["status"]), (503, &json!("failed")));
+        assert!(health.body.contains(PANIC), "{}", health.body);
+        server.stop.store(true, Ordering::Relaxed);
+        let ended = server.ended().unwrap_err().to_string();
+        assert!(ended.contains(PANIC), "{ended}");
+    }
+    let dies = Server::with([Line::Dies("x")], |options| options.times.last_words = Duration::ZERO);
+    assert_eq!(dies.request("POST", CHAT, "", WHOLE).status, 500);
+    // Nobody tells it to end.
+    assert!(matches!(dies.ended(), Err(ServeError::EngineStopped(message)) if message == PANIC));
 }
 
 #[test]
