@@ -1,7 +1,7 @@
 //! From a request to answers on their way.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use session::scheduler::{
     CancelToken, Choice, ChooseError, Chooser, EventSink, Job, JobError, JobEvent, SubmitError,
@@ -16,6 +16,7 @@ use crate::grammar::{CallForm, Grammar, Rule};
 use crate::metrics::Metrics;
 use crate::models::{Lease, Loaded, engine_stopped};
 use crate::prompt::Prompt;
+use crate::room::Held;
 use crate::splitter::{Begin, Piece, Splitter};
 
 /// Seconds after which a client may ask again where this server was: another one may have taken its place.
@@ -34,6 +35,7 @@ pub(crate) struct Generation {
     pub(crate) created: u64,
     cancel: CancelToken,
     metrics: Arc<Metrics>,
+    _held: Held,
     _lease: Lease,
 }
 
@@ -53,6 +55,8 @@ pub(crate) struct Answer {
     pub(crate) chances: Vec<TokenChance>,
     pub(crate) finish: Finish,
     pub(crate) usage: Usage,
+    /// When its first token came.
+    pub(crate) first: Option<Instant>,
 }
 
 /// What a request made of a model, ready to be run.
@@ -65,6 +69,8 @@ struct Prepared {
     grammar: Option<Grammar>,
     /// What a call has to be, where tools are strict and the model may call or not.
     strict: Option<Grammar>,
+    /// Memory of either.
+    grammar_bytes: usize,
     max_tokens: usize,
 }
 
@@ -73,9 +79,12 @@ pub(crate) fn start(
     lease: Lease,
     ask: &Ask,
     metrics: &Arc<Metrics>,
+    (mut held, kept_bytes): (Held, usize),
 ) -> Result<Generation, ApiError> {
     let model = Arc::clone(&lease.model);
-    let prepared = prepare(&model, ask)?;
+    let prepared = prepare(&model, ask, &mut held)?;
+    held.shrink_to(kept_bytes + prepared.grammar_bytes);
+    held.grow_by(ask.n * prepared.grammar_bytes)?;
     let (sender, events) = unbounded_channel();
     let config = ask.sampling.over(&model.defaults);
     let seed = config.seed;
@@ -91,6 +100,7 @@ pub(crate) fn start(
         created,
         cancel: cancel.clone(),
         metrics: Arc::clone(metrics),
+        _held: held,
         _lease: lease,
     };
     for index in 0..ask.n {
@@ -114,7 +124,7 @@ pub(crate) fn start(
     Ok(generation)
 }
 
-fn prepare(model: &Loaded, ask: &Ask) -> Result<Prepared, ApiError> {
+fn prepare(model: &Loaded, ask: &Ask, held: &mut Held) -> Result<Prepared, ApiError> {
     let prompt = model.prompts.of(ask)?;
     let (found, most) = (prompt.tokens.len(), model.context);
     // One is left for an answer.
@@ -128,9 +138,12 @@ fn prepare(model: &Loaded, ask: &Ask) -> Result<Prepared, ApiError> {
     let rule = rule(model, ask);
     let is_json = matches!(rule, Some(Rule::Json(_)));
     let strict = rule.is_none().then(|| strict_rule(model, ask, begin)).flatten();
+    // There is one of them at most.
+    let grammar_bytes = rule.as_ref().or(strict.as_ref()).map_or(0, Rule::grammar_bytes);
+    held.grow_by(grammar_bytes)?;
     let compiled = |rule: Option<Rule>| rule.map(|rule| compile(model, &rule)).transpose();
     let (grammar, strict) = (compiled(rule)?, compiled(strict)?);
-    Ok(Prepared { prompt, begin, is_json, grammar, strict, max_tokens })
+    Ok(Prepared { prompt, begin, is_json, grammar, strict, grammar_bytes, max_tokens })
 }
 
 /// Whether calls are looked for in an answer.
@@ -319,6 +332,7 @@ impl Collector {
             chances: Vec::new(),
             finish: Finish::Cut,
             usage,
+            first: None,
         };
         Self { answer, is_over: false }
     }
@@ -330,6 +344,7 @@ impl Collector {
             Event::Started { cached } => answer.usage.cached = *cached,
             Event::Queued { .. } | Event::Progress { .. } => {}
             Event::Token(token) => {
+                answer.first.get_or_insert_with(Instant::now);
                 answer.usage.generated += usize::from(token.counts);
                 answer.usage.reasoning += usize::from(token.counts && token.is_reasoning);
                 for piece in &token.pieces {

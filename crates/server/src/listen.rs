@@ -17,6 +17,7 @@ use crate::body::Bodies;
 use crate::chat::KeepAlive;
 use crate::io::Impatient;
 use crate::models::{Models, Shelf};
+use crate::room::Room;
 use crate::router::{self, App};
 
 /// Bytes of a request's head.
@@ -29,6 +30,14 @@ const TICK: Duration = Duration::from_millis(200);
 const THREADS: usize = 2;
 /// Threads for what takes a while: rendering, compiling, loading.
 const BLOCKING_THREADS: usize = 4;
+
+/// What a connection may take: what was read of a head, what is to be written, and what goes with it.
+const CONNECTION_BYTES: usize = HEAD_BYTES + (32 << 10);
+
+/// What so many connections may take at most.
+pub const fn connection_bytes(connections: usize) -> usize {
+    connections.saturating_mul(CONNECTION_BYTES)
+}
 
 /// How long the server waits for what a client sends: one that is slow on purpose holds a connection no longer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,6 +76,8 @@ pub struct Options {
     pub cors_origins: Vec<String>,
     /// Bytes of a request's body.
     pub max_body: usize,
+    /// Memory for the bodies of all requests, what is made of them, and grammars.
+    pub request_memory: usize,
     /// Patience with clients that send slowly.
     pub times: Times,
     /// Connections at once.
@@ -107,7 +118,9 @@ pub enum ServeError {
     Threads(std::io::Error),
     /// The engine panicked. Nobody knows what state it is in, so its memory cannot be given back and no other can be
     /// loaded beside it; whoever was being answered has been told.
-    #[error("the engine stopped: {0}; this is a bug\n\nhint: start the server again; nothing on disk is damaged")]
+    #[error(
+        "the engine stopped: {0}; this is a bug\n\nhint: start the server again; nothing on disk is damaged"
+    )]
     EngineStopped(String),
 }
 
@@ -169,7 +182,8 @@ async fn run(
         own_names_only: address.ip().is_loopback() && options.api_key.is_none(),
         origins: options.cors_origins.clone(),
     };
-    let bodies = Bodies::new(options.max_body, options.times);
+    let room = Room::new(options.request_memory);
+    let bodies = Bodies::new(options.max_body, options.times, room);
     let app = Arc::new(App::new(Arc::clone(&models), access, bodies, options.log));
     let (closing, closed) = watch::channel(false);
     let accepting = tokio::spawn(accept(
@@ -301,6 +315,7 @@ mod tests {
             allow_anyone: false,
             cors_origins: Vec::new(),
             max_body: 1 << 20,
+            request_memory: 8 << 20,
             times: Times::default(),
             max_connections: 8,
             keep_alive: KeepAlive::Forever,

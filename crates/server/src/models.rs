@@ -268,7 +268,11 @@ impl Models {
     /// How long nobody has asked for anything.
     pub(crate) fn idle(&self) -> Duration {
         let is_active = self.current().as_ref().is_some_and(|current| current.active > 0);
-        if is_active || self.loading.try_lock().is_err() { Duration::ZERO } else { lock(&self.last_use).elapsed() }
+        if is_active || self.loading.try_lock().is_err() {
+            Duration::ZERO
+        } else {
+            lock(&self.last_use).elapsed()
+        }
     }
 
     /// What is told of the loaded model; never waits for it.

@@ -77,6 +77,8 @@ pub(crate) struct Script {
     pub(crate) cancelled: (Mutex<usize>, Condvar),
     /// The engine has panicked.
     pub(crate) is_dead: AtomicBool,
+    /// Asking for counters panics.
+    pub(crate) has_bug: AtomicBool,
 }
 
 /// What the engine says when it panics.
@@ -90,6 +92,7 @@ impl Script {
             steps: AtomicUsize::new(0),
             cancelled: (Mutex::new(0), Condvar::new()),
             is_dead: AtomicBool::new(false),
+            has_bug: AtomicBool::new(false),
         })
     }
 
@@ -209,6 +212,7 @@ impl Runner for Player {
     }
 
     fn stats(&self) -> SchedulerStats {
+        assert!(!self.0.has_bug.load(Ordering::Relaxed), "a bug");
         let generated_tokens = self.0.steps.load(Ordering::Relaxed) as u64;
         SchedulerStats { generated_tokens, ..SchedulerStats::default() }
     }

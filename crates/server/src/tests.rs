@@ -1,6 +1,7 @@
 //! The server as clients meet it, over sockets, with answers that are written down.
 
 mod anthropic;
+mod clients;
 mod golden;
 mod http;
 mod ollama;
@@ -70,6 +71,7 @@ impl Server {
             allow_anyone: false,
             cors_origins: Vec::new(),
             max_body: 64 << 10,
+            request_memory: 8 << 20,
             times: Times::default(),
             max_connections: 16,
             keep_alive: KeepAlive::Forever,

@@ -363,11 +363,7 @@ impl<'a> Prompt<'a> {
     /// # Errors
     /// [`PromptError::Empty`].
     pub fn new_checked(tokens: &'a [u32], pass_rows: usize) -> Result<Self, PromptError> {
-        if tokens.is_empty() {
-            Err(PromptError::Empty)
-        } else {
-            Ok(Self::new(tokens, pass_rows))
-        }
+        if tokens.is_empty() { Err(PromptError::Empty) } else { Ok(Self::new(tokens, pass_rows)) }
     }
 
     /// The usual: logits after the last token.

@@ -24,7 +24,7 @@ use support::demo;
 const PREFIX: Bytes = Bytes::mib(96);
 
 fn caching(sequences: u32, prefix: Bytes) -> EngineOptions {
-    let serving = Serving { sequences, queue: 4, prefix };
+    let serving = Serving { sequences, queue: 4, prefix, requests: Bytes::ZERO };
     EngineOptions { serving, sweep: false, ..usual(1, 0) }
 }
 

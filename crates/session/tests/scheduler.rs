@@ -521,7 +521,8 @@ fn a_shutdown_ends_everything_and_gives_the_engine_back() {
 #[test]
 fn what_jobs_take_is_in_the_plan() {
     for path in fixtures() {
-        let serving = Serving { sequences: 4, queue: 8, prefix: Bytes::mib(1) };
+        let serving =
+            Serving { sequences: 4, queue: 8, prefix: Bytes::mib(1), requests: Bytes::mib(2) };
         let options = EngineOptions { serving, ..usual(1, 0) };
         let one = support::engine(&path, usual(1, 0)).plan;
         let scheduler = start(&path, options);

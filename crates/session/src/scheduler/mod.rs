@@ -41,6 +41,8 @@ pub struct Serving {
     pub queue: u32,
     /// Bytes of prefixes that are kept in memory, apart from those that sequences still hold.
     pub prefix: Bytes,
+    /// Bytes of what whoever submits jobs keeps of requests besides: connections, bodies, grammars.
+    pub requests: Bytes,
 }
 
 /// Most jobs side by side: each row of logits of a model with 150,000 words takes 0.6 MB.
@@ -56,18 +58,17 @@ impl Serving {
         if self.prefix > Bytes::ZERO { 3 } else { 2 }
     }
 
-    /// Bytes of jobs, with their tokens twice (those of the prompt, and those that a sequence holds), and of what is
-    /// known of prefixes.
+    /// Bytes of requests, and of jobs, with their tokens twice (those of the prompt, and those that a sequence holds).
     pub(crate) fn overhead(&self, context: u32) -> u64 {
         let jobs = u64::from(self.sequences) + u64::from(self.queue);
-        jobs * (JOB_BYTES + 8 * u64::from(context))
+        self.requests.0 + jobs * (JOB_BYTES + 8 * u64::from(context))
     }
 }
 
 impl Default for Serving {
     /// One sequence, as for a person at a terminal.
     fn default() -> Self {
-        Self { sequences: 1, queue: 0, prefix: Bytes::ZERO }
+        Self { sequences: 1, queue: 0, prefix: Bytes::ZERO, requests: Bytes::ZERO }
     }
 }
 
