@@ -119,6 +119,7 @@ fn a_read_that_fails_is_told_to_who_waits_for_it_and_the_next_answer_is_whole() 
     let from = ["-m", model.to_str().unwrap()];
     let server = Server::start(&[&from[..], &size, &small].concat());
     let expected = server.ask(QUESTION);
+    let modified = std::fs::metadata(&model).unwrap().modified().unwrap();
     let mut file = std::fs::File::options().write(true).open(&model).unwrap();
     file.set_len(bytes.len() as u64 / 8).unwrap();
     let broken = |path: &str, stream: bool| {
@@ -137,10 +138,27 @@ fn a_read_that_fails_is_told_to_who_waits_for_it_and_the_next_answer_is_whole() 
     }
     // That is no reason to end.
     assert_eq!(server.request("GET", "/health", "").1["status"], "ok");
-    file.seek(SeekFrom::Start(0)).unwrap();
-    file.write_all(&bytes).unwrap();
-    file.sync_all().unwrap();
+    // A fault that passes is over when it has passed.
+    let mut put_back = || {
+        file.seek(SeekFrom::Start(0)).unwrap();
+        file.write_all(&bytes).unwrap();
+        file.sync_all().unwrap();
+        file.set_len(bytes.len() as u64).unwrap();
+    };
+    put_back();
+    let opened = std::fs::File::options().write(true).open(&model).unwrap();
+    opened.set_modified(modified).unwrap();
     assert_eq!(broken("/v1/chat/completions", false).0, 200);
+    assert_eq!(server.ask(QUESTION), expected);
+    // A file that somebody has changed is another one, until it is opened again.
+    opened.set_len(bytes.len() as u64 / 8).unwrap();
+    while broken("/v1/chat/completions", false).0 == 200 {}
+    put_back();
+    let (status, answer) = broken("/v1/chat/completions", false);
+    let message = answer["error"]["message"].as_str().unwrap_or_default();
+    assert!(status == 500 && message.contains("changed while it was in use"), "{answer}");
+    let unload = json!({ "model": "demo", "keep_alive": 0 }).to_string();
+    assert_eq!(server.request("POST", "/api/generate", &unload).0, 200);
     assert_eq!(server.ask(QUESTION), expected);
 }
 
