@@ -9,8 +9,8 @@ use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use serde_json::{Value, json};
 use session::{
-    ChatTemplate, Engine, Finish, GenerateError, Generated, Limits, Prompt, Receipt, RenderOptions,
-    Sampler, SamplerConfig, Sequence, Specials, TextStream, generate,
+    ChatTemplate, Engine, Finish, GenerateError, Generated, Limits, Prompt, PromptError, Receipt,
+    RenderOptions, Sampler, SamplerConfig, Sequence, Specials, TextStream, generate,
 };
 use units::ExpertKey;
 
@@ -217,7 +217,9 @@ impl<'a> Chat<'a> {
                 text => {
                     if let Err(error) = self.answer(text) {
                         report::error(&error);
-                        if let Some(GenerateError::PromptTooLong { .. }) = error.downcast_ref() {
+                        if let Some(GenerateError::Prompt(PromptError::TooLong { .. })) =
+                            error.downcast_ref()
+                        {
                             report::note(
                                 "hint: the prompt is the whole conversation; /reset forgets it",
                             );

@@ -16,36 +16,44 @@ use crate::open::Chosen;
 use crate::{interrupt, open, report, run};
 
 /// What the demo model is served in: room for two conversations besides what streams.
-const DEMO_MEMORY: Bytes = Bytes::mib(96);
+const DEMO_MEMORY: Bytes = Bytes::mib(112);
 /// Positions of each under that budget.
 const DEMO_CONTEXT: u32 = 2048;
+
+/// Memory for bodies and grammars when nothing is said: this share of all, within these bounds.
+const REQUEST_SHARE: u64 = 32;
+const REQUEST_MEMORY: std::ops::RangeInclusive<Bytes> = Bytes::mib(6)..=Bytes::mib(64);
 
 pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
     let args = Arc::new(args.clone());
     let shelf = Arc::new(LocalShelf::new(&args)?);
-    let default = shelf.own.as_ref().map(|own| own.name.clone());
-    if let Some(own) = &shelf.own {
-        // What cannot be had is said now, and not to the first who asks.
-        let (opened, options) = shelf.prepare(&own.chosen)?;
-        opened.plan(&options)?;
-    }
+    let default = shelf.own.name.clone();
+    let (opened, engine) = shelf.prepare(&shelf.own.chosen)?;
+    // What cannot be had is said now, and not to the first who asks.
+    opened.plan(&engine)?;
     interrupt::clear();
     interrupt::pressed();
-    let options = options(&args, default)?;
+    let options = options(&args, default, engine.budget.bytes)?;
     let key = options.api_key.is_some();
     let shown = Arc::clone(&shelf);
     server::serve(options, shelf, &interrupt::pressed, move |address| {
         report::data(&format!("http://{address}\n"));
         report::note(&format!(
             "serving {} at http://{address}/v1 (OpenAI), http://{address} (Anthropic, Ollama){}",
-            shown.own.as_ref().map_or("the models of the store", |own| own.name.as_str()),
+            shown.own.name,
             if key { ", with an API key" } else { "" }
         ));
     })?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn options(args: &ServeArgs, default_model: Option<String>) -> Result<server::Options> {
+fn request_memory(args: &ServeArgs, budget: Bytes) -> Bytes {
+    let share = Bytes(budget.0 / REQUEST_SHARE);
+    args.request_memory
+        .unwrap_or_else(|| share.clamp(*REQUEST_MEMORY.start(), *REQUEST_MEMORY.end()))
+}
+
+fn options(args: &ServeArgs, default_model: String, budget: Bytes) -> Result<server::Options> {
     let from_env = || std::env::var("SAKIA_API_KEY").ok().filter(|key| !key.is_empty());
     Ok(server::Options {
         address: (args.host, args.port).into(),
@@ -54,6 +62,8 @@ fn options(args: &ServeArgs, default_model: Option<String>) -> Result<server::Op
         cors_origins: args.cors_origin.clone(),
         times: server::Times::default(),
         max_body: usize::try_from(args.max_body.0).context("--max-body")?,
+        request_memory: usize::try_from(request_memory(args, budget).0)
+            .context("--request-memory")?,
         max_connections: usize::from(args.max_connections),
         keep_alive: match seconds(&args.keep_alive, "keep-alive")? {
             None => KeepAlive::Forever,
@@ -63,7 +73,7 @@ fn options(args: &ServeArgs, default_model: Option<String>) -> Result<server::Op
             None => None,
             Some(text) => seconds(text, "idle-exit")?,
         },
-        default_model,
+        default_model: Some(default_model),
         grace: seconds(&args.grace, "grace")?.unwrap_or(Duration::from_hours(1)),
         log: args.log_requests.then_some(report::note as fn(&str)),
     })
@@ -88,7 +98,7 @@ struct Own {
 
 /// Models of this machine: the one that was named, and those of the store.
 struct LocalShelf {
-    own: Option<Own>,
+    own: Own,
     store: Option<Store>,
     args: Arc<ServeArgs>,
 }
@@ -118,7 +128,7 @@ impl LocalShelf {
             bytes += file.len();
             modified = modified.max(file.modified().unwrap_or(modified));
         }
-        let own = Some(Own { name, chosen, bytes, modified });
+        let own = Own { name, chosen, bytes, modified };
         Ok(Self { own, store, args: Arc::clone(args) })
     }
 
@@ -135,14 +145,19 @@ impl LocalShelf {
             sequences: args.sequences.into(),
             queue: args.queue.into(),
             prefix: args.prefix_memory,
+            requests: {
+                let connections = server::connection_bytes(args.max_connections.into());
+                request_memory(args, options.budget.bytes) + Bytes(connections as u64)
+            },
         };
         let opened = open::open(chosen)?;
         Ok((opened, options))
     }
 
     fn chosen(&self, name: &str) -> Result<Chosen> {
-        if let Some(own) = self.own.as_ref().filter(|own| own.name == name) {
-            return Ok(Chosen { path: own.chosen.path.clone(), is_demo: own.chosen.is_demo });
+        if self.own.name == name {
+            let Chosen { path, is_demo } = &self.own.chosen;
+            return Ok(Chosen { path: path.clone(), is_demo: *is_demo });
         }
         let store = self.store.as_ref().context("there is no store of models")?;
         Ok(Chosen { path: store.locate(&name.parse()?)?, is_demo: false })
@@ -170,12 +185,12 @@ impl LocalShelf {
 
 impl Shelf for LocalShelf {
     fn list(&self) -> Vec<ModelInfo> {
-        let own = self.own.as_ref().map(|own| ModelInfo {
-            name: own.name.clone(),
-            bytes: own.bytes,
-            modified: own.modified,
+        let own = ModelInfo {
+            name: self.own.name.clone(),
+            bytes: self.own.bytes,
+            modified: self.own.modified,
             digest: None,
-        });
+        };
         let held = self.store.as_ref().and_then(|store| store.list().ok());
         let held = held.map(|(held, _)| held).unwrap_or_default();
         let others = held.into_iter().map(|held| ModelInfo {
@@ -184,8 +199,8 @@ impl Shelf for LocalShelf {
             modified: held.modified,
             digest: held.digest,
         });
-        let is_other = |info: &ModelInfo| self.own.as_ref().is_none_or(|own| own.name != info.name);
-        own.into_iter().chain(others.filter(is_other)).collect()
+        let is_other = |info: &ModelInfo| self.own.name != info.name;
+        std::iter::once(own).chain(others.filter(is_other)).collect()
     }
 
     fn load(&self, name: &str) -> Result<Loaded, String> {

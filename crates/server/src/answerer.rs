@@ -9,6 +9,7 @@ use session::scheduler::{Choice, ChooseError, Chooser};
 use session::{Finish as Ended, Sampler, Tokenizer};
 
 use crate::chat::{Finish, TokenChance};
+use crate::error::ApiError;
 use crate::grammar::Grammar;
 use crate::prompt::is_control;
 use crate::splitter::{Begin, Piece, Splitter};
@@ -27,7 +28,7 @@ pub(crate) enum Event {
     /// It ended.
     Ended(Finish),
     /// It broke off.
-    Failed(String),
+    Failed(ApiError),
 }
 
 /// What a token brought.

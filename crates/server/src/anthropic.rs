@@ -13,8 +13,43 @@ use crate::generate::{Answer, Generation};
 use crate::splitter::Piece;
 use crate::stream::{Encoder, progress, sse};
 
+/// Words for how much the model is to think.
+const EFFORTS: [&str; 5] = ["low", "medium", "high", "xhigh", "max"];
 /// Fewest tokens of a budget of thought.
 const MIN_BUDGET: i64 = 1;
+
+/// Fields that change nothing here: who asks and pays, what a service may keep or drop of a conversation.
+const HARMLESS: &[&str] = &[
+    "metadata",
+    "service_tier",
+    "speed",
+    "context_management",
+    "compaction",
+    "cache_control",
+    "inference_geo",
+    "diagnostics",
+    "billing_policy",
+    "fallbacks",
+    "user_profile_id",
+    "workspace_id",
+    "betas",
+    // Gateways put headers into bodies.
+    "anthropic_beta",
+    "anthropic_version",
+    "user",
+];
+
+/// Fields of messages that clients send back as they got them.
+const HARMLESS_IN_MESSAGES: &[&str] = &[
+    "id",
+    "type",
+    "model",
+    "stop_reason",
+    "stop_sequence",
+    "stop_details",
+    "usage",
+    "cache_control",
+];
 
 /// An error in this dialect.
 pub(crate) fn error(error: &ApiError) -> Value {
@@ -73,15 +108,9 @@ pub(crate) fn parse(body: Value, counts: bool) -> Result<Ask, ApiError> {
     fields.refuse(&[
         ("container", "nothing is run here"),
         ("mcp_servers", "this server calls no others"),
+        ("thread", "nothing is stored here; send the whole conversation as `messages`"),
     ])?;
-    fields.ignore(&[
-        "metadata",
-        "service_tier",
-        "context_management",
-        "betas",
-        "cache_control",
-        "inference_geo",
-    ]);
+    fields.ignore(HARMLESS);
     fields.end()?;
     ask.checked()
 }
@@ -125,6 +154,7 @@ fn read_message(value: Value, at: &str, out: &mut Vec<Message>) -> Result<(), Ap
     };
     let content = fields.take("content").ok_or_else(|| fields.missing("content"))?;
     let path = fields.path("content");
+    fields.ignore(HARMLESS_IN_MESSAGES);
     fields.end()?;
     let blocks = match content {
         Value::String(text) => {
@@ -225,7 +255,17 @@ fn thinking(fields: &mut Fields, ask: &mut Ask) -> Result<Thinking, ApiError> {
     let mut effort = None;
     let format = fields.object("output_format")?;
     if let Some(mut config) = fields.object("output_config")? {
-        effort = config.text("effort")?;
+        if let Some(word) = config.text("effort")? {
+            if !EFFORTS.contains(&word.as_str()) {
+                return Err(config.wrong(
+                    "effort",
+                    &word.into(),
+                    "low, medium, high, xhigh or max",
+                ));
+            }
+            effort = Some(word);
+        }
+        config.ignore(&["task_budget"]);
         ask.format = output_format(config.object("format")?)?;
         config.end()?;
     }
@@ -235,7 +275,7 @@ fn thinking(fields: &mut Fields, ask: &mut Ask) -> Result<Thinking, ApiError> {
     let Some(mut thinking) = fields.object("thinking")? else { return Ok(Thinking::Off) };
     let form = thinking.needed_text("type")?;
     let budget = thinking.whole("budget_tokens", MIN_BUDGET..=i64::from(u32::MAX))?;
-    thinking.ignore(&["display"]);
+    thinking.ignore(&["display", "block_binding"]);
     let path = thinking.path("type");
     thinking.end()?;
     match form.as_str() {

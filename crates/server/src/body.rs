@@ -1,43 +1,41 @@
 //! The bodies of requests: so large, so slow, so many at once, and no more.
 
-use std::sync::Arc;
-
 use axum::body::Body;
 use http::{HeaderMap, Request, header};
 use hyper::body::Body as HttpBody;
 use serde_json::Value;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 
 use crate::error::{ApiError, ErrorKind};
-use crate::fields::parse;
+use crate::fields::{measure, parse};
 use crate::listen::Times;
+use crate::room::{Held, Room};
 
-/// Bodies are counted in this many bytes.
-const UNIT: usize = 4096;
-/// Bodies of the greatest length that are held at once.
-const AT_ONCE: usize = 4;
+/// How often a body is in memory while its prompt is made: as it came, as JSON, as messages, marked, rendered, as tokens.
+const COPIES: usize = 6;
+/// A value of JSON, with its place in a list or in an object.
+const VALUE_BYTES: usize = 128;
 
 /// Reads bodies.
 #[derive(Debug, Clone)]
 pub(crate) struct Bodies {
     max_bytes: usize,
     times: Times,
-    /// What all bodies together may take.
-    room: Arc<Semaphore>,
+    room: Room,
 }
 
-/// A body as JSON. It counts until it is dropped.
+/// A body as JSON, and the room that its request has.
 #[derive(Debug)]
 pub(crate) struct JsonBody {
     pub(crate) value: Value,
-    pub(crate) room: Vec<OwnedSemaphorePermit>,
+    pub(crate) held: Held,
+    /// What is left of it in memory while it is being answered.
+    pub(crate) kept_bytes: usize,
 }
 
 impl Bodies {
-    pub(crate) fn new(max_bytes: usize, times: Times) -> Self {
-        let room = Arc::new(Semaphore::new(AT_ONCE * max_bytes.div_ceil(UNIT)));
-        Self { max_bytes, times, room }
+    pub(crate) fn new(max_bytes: usize, times: Times, room: Room) -> Self {
+        Self { max_bytes: max_bytes.min(room.bytes() / COPIES), times, room }
     }
 
     /// Reads a body to its end.
@@ -47,7 +45,7 @@ impl Bodies {
         if announced > self.max_bytes as u64 {
             return Err(self.too_large(announced));
         }
-        let (mut bytes, mut room) = (Vec::new(), Vec::new());
+        let (mut bytes, mut held) = (Vec::new(), self.room.hold());
         let mut body = request.into_body();
         let end = Instant::now() + self.times.body;
         loop {
@@ -63,17 +61,16 @@ impl Bodies {
             if bytes.len() + data.len() > self.max_bytes {
                 return Err(self.too_large((bytes.len() + data.len()) as u64));
             }
-            let units = (bytes.len() + data.len()).div_ceil(UNIT) - bytes.len().div_ceil(UNIT);
-            let units = Arc::clone(&self.room).try_acquire_many_owned(units as u32);
-            room.push(units.map_err(|_| {
-                ApiError::new(ErrorKind::Busy(2), "too many large requests at once; try again")
-            })?);
+            held.grow_to(COPIES * (bytes.len() + data.len()))?;
             bytes.extend_from_slice(&data);
         }
         if bytes.is_empty() {
             return Err(ApiError::invalid("the request has no body; a JSON object is needed"));
         }
-        Ok(JsonBody { value: parse(&bytes)?, room })
+        let (_, values) = measure(&bytes);
+        held.grow_by(values * VALUE_BYTES)?;
+        let kept_bytes = bytes.len() + values * VALUE_BYTES;
+        Ok(JsonBody { value: parse(&bytes)?, held, kept_bytes })
     }
 
     fn too_large(&self, found: u64) -> ApiError {

@@ -118,13 +118,7 @@ impl Tool {
         parameters: Option<Value>,
         at: &str,
     ) -> Result<Self, ApiError> {
-        let is_fine = |c: char| c.is_ascii_alphanumeric() || "_-.:/".contains(c);
-        if name.is_empty() || name.len() > MAX_NAME || !name.chars().all(is_fine) {
-            return Err(ApiError::invalid(format!(
-                "`{at}` is not a name of a tool: needed are 1 to {MAX_NAME} letters, digits and `_-.:/`"
-            ))
-            .at(at));
-        }
+        check_name(&name, at)?;
         let parameters = crate::schema::normalised(parameters).map_err(|problem| {
             ApiError::invalid(format!("the parameters of `{name}`: {problem}")).at(at)
         })?;
@@ -140,6 +134,18 @@ impl Tool {
         function["parameters"] = self.parameters.clone();
         json!({ "type": "function", "function": function })
     }
+}
+
+/// Whether a name of a tool can stand in a prompt.
+pub(crate) fn check_name(name: &str, at: &str) -> Result<(), ApiError> {
+    let is_fine = |c: char| c.is_ascii_alphanumeric() || "_-.:/".contains(c);
+    if name.is_empty() || name.len() > MAX_NAME || !name.chars().all(is_fine) {
+        return Err(ApiError::invalid(format!(
+            "`{at}` is not a name of a tool: needed are 1 to {MAX_NAME} letters, digits and `_-.:/`"
+        ))
+        .at(at));
+    }
+    Ok(())
 }
 
 /// Whether the model has to call a tool.
@@ -176,6 +182,17 @@ pub(crate) enum Thinking {
         /// Most tokens of thought.
         budget: Option<usize>,
     },
+}
+
+impl Thinking {
+    /// On, with the effort that was said before, and at most so many tokens.
+    pub(crate) fn on(self, budget: Option<i64>) -> Self {
+        let effort = match self {
+            Self::On { effort, .. } => effort,
+            Self::Default | Self::Off => None,
+        };
+        Self::On { effort, budget: budget.and_then(|budget| usize::try_from(budget).ok()) }
+    }
 }
 
 /// What a model is given to go on from.
@@ -430,7 +447,7 @@ pub(crate) enum Finish {
     Length,
     /// It ended with calls.
     Calls,
-    /// The server shut down, or a deadline passed.
+    /// It was cancelled; nobody hears of it.
     Cut,
 }
 

@@ -12,6 +12,9 @@ pub(crate) trait Runner: Send + Sync {
     /// Counters, without waiting for anything.
     fn stats(&self) -> SchedulerStats;
 
+    /// What it said when it panicked, if it did: no job will ever be taken again.
+    fn stopped(&self) -> Option<String>;
+
     /// Takes nothing more, and cuts what still runs after `grace`.
     fn shutdown(&self, grace: Duration);
 }
@@ -23,6 +26,10 @@ impl Runner for Scheduler {
 
     fn stats(&self) -> SchedulerStats {
         Self::stats(self)
+    }
+
+    fn stopped(&self) -> Option<String> {
+        Self::stopped(self)
     }
 
     fn shutdown(&self, grace: Duration) {

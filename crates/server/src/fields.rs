@@ -32,7 +32,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Value, ApiError> {
 }
 
 /// Levels and values of a JSON text; of something else, numbers that mean nothing and are not too small.
-fn measure(bytes: &[u8]) -> (usize, usize) {
+pub(crate) fn measure(bytes: &[u8]) -> (usize, usize) {
     let (mut depth, mut deepest, mut values) = (0_usize, 0, 1);
     let (mut in_text, mut is_escaped) = (false, false);
     for byte in bytes {
@@ -199,6 +199,17 @@ impl Fields {
                     .at(&path)
                     .code("unsupported_parameter"));
             }
+        }
+        Ok(())
+    }
+
+    /// Refuses settings that cannot be had, unless their value is the one that turns them off.
+    pub(crate) fn refuse_unless(&mut self, names: &[(&str, f64, &str)]) -> Result<(), ApiError> {
+        for (name, off, why) in names {
+            if self.peek(name).and_then(Value::as_f64) == Some(*off) {
+                self.ignore(&[*name]);
+            }
+            self.refuse(&[(*name, *why)])?;
         }
         Ok(())
     }

@@ -1,12 +1,12 @@
 //! From a request to answers on their way.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use session::scheduler::{
     CancelToken, Choice, ChooseError, Chooser, EventSink, Job, JobError, JobEvent, SubmitError,
 };
-use session::{Finish as Ended, Sampler};
+use session::{Finish as Ended, PromptError, Sampler};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::answerer::{Answerer, Event, Sink, Thought, begin_of};
@@ -14,9 +14,13 @@ use crate::chat::{Ask, Call, Finish, Input, Thinking, TokenChance, ToolChoice, U
 use crate::error::{ApiError, ErrorKind};
 use crate::grammar::{CallForm, Grammar, Rule};
 use crate::metrics::Metrics;
-use crate::models::{Lease, Loaded};
+use crate::models::{Lease, Loaded, engine_stopped};
 use crate::prompt::Prompt;
+use crate::room::Held;
 use crate::splitter::{Begin, Piece, Splitter};
+
+/// Seconds after which a client may ask again where this server was: another one may have taken its place.
+const SHUTDOWN_RETRY_S: u32 = 5;
 
 /// Answers that are being made. Dropping it cancels them.
 pub(crate) struct Generation {
@@ -31,6 +35,7 @@ pub(crate) struct Generation {
     pub(crate) created: u64,
     cancel: CancelToken,
     metrics: Arc<Metrics>,
+    _held: Held,
     _lease: Lease,
 }
 
@@ -50,13 +55,22 @@ pub(crate) struct Answer {
     pub(crate) chances: Vec<TokenChance>,
     pub(crate) finish: Finish,
     pub(crate) usage: Usage,
+    /// When its first token came.
+    pub(crate) first: Option<Instant>,
 }
 
 /// What a request made of a model, ready to be run.
 struct Prepared {
     prompt: Prompt,
     begin: Begin,
-    rule: Option<Rule>,
+    /// Whether the answer is JSON of a format.
+    is_json: bool,
+    /// What the answer has to be, from its first token of text on.
+    grammar: Option<Grammar>,
+    /// What a call has to be, where tools are strict and the model may call or not.
+    strict: Option<Grammar>,
+    /// Memory of either.
+    grammar_bytes: usize,
     max_tokens: usize,
 }
 
@@ -65,9 +79,12 @@ pub(crate) fn start(
     lease: Lease,
     ask: &Ask,
     metrics: &Arc<Metrics>,
+    (mut held, kept_bytes): (Held, usize),
 ) -> Result<Generation, ApiError> {
     let model = Arc::clone(&lease.model);
-    let prepared = prepare(&model, ask)?;
+    let prepared = prepare(&model, ask, &mut held)?;
+    held.shrink_to(kept_bytes + prepared.grammar_bytes);
+    held.grow_by(ask.n * prepared.grammar_bytes)?;
     let (sender, events) = unbounded_channel();
     let config = ask.sampling.over(&model.defaults);
     let seed = config.seed;
@@ -83,6 +100,7 @@ pub(crate) fn start(
         created,
         cancel: cancel.clone(),
         metrics: Arc::clone(metrics),
+        _held: held,
         _lease: lease,
     };
     for index in 0..ask.n {
@@ -106,25 +124,38 @@ pub(crate) fn start(
     Ok(generation)
 }
 
-fn prepare(model: &Loaded, ask: &Ask) -> Result<Prepared, ApiError> {
+fn prepare(model: &Loaded, ask: &Ask, held: &mut Held) -> Result<Prepared, ApiError> {
     let prompt = model.prompts.of(ask)?;
     let (found, most) = (prompt.tokens.len(), model.context);
-    if found == 0 {
-        return Err(ApiError::invalid("the prompt is empty; give at least one token of text"));
-    }
-    if found >= most {
-        return Err(ApiError::invalid(format!(
-            "the prompt has {found} tokens and the context holds {most}, the answer included; shorten it or start the server with a larger `--context`"
-        ))
-        .code("context_length_exceeded"));
-    }
+    // One is left for an answer.
+    PromptError::check(found, most.saturating_sub(1)).map_err(|error| prompt_error(&error))?;
     let begin = match ask.input {
         Input::Chat(_) => begin_of(&prompt.tail, ask.continues),
         Input::Text(_) | Input::Tokens(_) => Begin::Text,
     };
     let left = most - found;
     let max_tokens = ask.max_tokens.unwrap_or(left).min(left);
-    Ok(Prepared { prompt, begin, rule: rule(model, ask), max_tokens })
+    let rule = rule(model, ask);
+    let is_json = matches!(rule, Some(Rule::Json(_)));
+    let strict = rule.is_none().then(|| strict_rule(model, ask, begin)).flatten();
+    // There is one of them at most.
+    let grammar_bytes = rule.as_ref().or(strict.as_ref()).map_or(0, Rule::grammar_bytes);
+    held.grow_by(grammar_bytes)?;
+    let compiled = |rule: Option<Rule>| rule.map(|rule| compile(model, &rule)).transpose();
+    let (grammar, strict) = (compiled(rule)?, compiled(strict)?);
+    Ok(Prepared { prompt, begin, is_json, grammar, strict, grammar_bytes, max_tokens })
+}
+
+/// Whether calls are looked for in an answer.
+fn finds_calls(ask: &Ask, begin: Begin) -> bool {
+    ask.tool_choice != ToolChoice::None && begin != Begin::Text
+}
+
+/// What calls have to be that the model is free to make.
+fn strict_rule(model: &Loaded, ask: &Ask, begin: Begin) -> Option<Rule> {
+    let is_strict = finds_calls(ask, begin) && ask.tools.iter().any(|tool| tool.strict);
+    let form = model.prompts.call_form().unwrap_or(CallForm::Json);
+    is_strict.then(|| Rule::Call { tools: ask.tools.clone(), form })
 }
 
 /// What the answer has to look like.
@@ -148,25 +179,20 @@ fn answerer(
     sampler: Sampler,
     sink: Sink,
 ) -> Result<Answerer, ApiError> {
-    let has_tools = ask.tool_choice != ToolChoice::None && prepared.begin != Begin::Text;
-    let tools = if has_tools { ask.tools.clone() } else { Vec::new() };
     // JSON that was asked for is text, whatever tags it may spell.
-    let is_json = matches!(prepared.rule, Some(Rule::Json(_)));
+    let has_calls = finds_calls(ask, prepared.begin) && !prepared.is_json;
+    let tools = if has_calls { ask.tools.clone() } else { Vec::new() };
     let begin = match prepared.begin {
-        Begin::Either if prepared.rule.is_some() => Begin::Text,
+        Begin::Either if prepared.grammar.is_some() => Begin::Text,
         begin => begin,
     };
-    let splitter = Splitter::new(begin, if is_json { Vec::new() } else { tools }, &ask.stop);
+    let splitter = Splitter::new(begin, tools, &ask.stop);
     let mut answerer = Answerer::new(Arc::clone(&model.tokenizer), sampler, splitter, sink);
     answerer.bias = ask.sampling.logit_bias.iter().map(|(id, bias)| (*id, *bias)).collect();
     answerer.logprobs = ask.logprobs;
     answerer.one_call = !ask.parallel;
-    answerer.grammar = prepared.rule.as_ref().map(|rule| compile(model, rule)).transpose()?;
-    if prepared.rule.is_none() && has_tools && ask.tools.iter().any(|tool| tool.strict) {
-        let form = model.prompts.call_form().unwrap_or(CallForm::Json);
-        let rule = Rule::Call { tools: ask.tools.clone(), form };
-        answerer.strict = Some(compile(model, &rule)?);
-    }
+    answerer.grammar = prepared.grammar.as_ref().map(Grammar::fresh);
+    answerer.strict = prepared.strict.as_ref().map(Grammar::fresh);
     if let Thinking::On { budget: Some(budget), .. } = ask.thinking {
         let mut closing = model.prompts.plain("\n</think>\n\n")?;
         closing.reverse();
@@ -232,11 +258,8 @@ impl EventSink for Forward {
                     finish
                 })
             }
-            JobEvent::Failed(JobError::Cancelled { .. } | JobError::ShuttingDown) => {
-                let _ = self.answerer.with(Answerer::end);
-                Event::Ended(Finish::Cut)
-            }
-            JobEvent::Failed(error) => Event::Failed(error.to_string()),
+            JobEvent::Failed(JobError::Cancelled { .. }) => Event::Ended(Finish::Cut),
+            JobEvent::Failed(error) => Event::Failed(failed(&error)),
         };
         (self.sink)(event);
         true
@@ -263,9 +286,33 @@ fn refused(refused: &SubmitError) -> ApiError {
             let seconds = u32::try_from(retry_after.as_secs()).unwrap_or(u32::MAX).max(1);
             ApiError::new(ErrorKind::Busy(seconds), refused.to_string())
         }
-        SubmitError::ShuttingDown => ApiError::new(ErrorKind::Busy(5), refused.to_string()),
-        _ => ApiError::invalid(refused.to_string()),
+        SubmitError::ShuttingDown => shutting_down(),
+        SubmitError::EngineStopped { message } => engine_stopped(message),
+        SubmitError::Prompt(error) => prompt_error(error),
+        SubmitError::TokenOutOfRange { .. } => ApiError::invalid(refused.to_string()),
     }
+}
+
+fn prompt_error(error: &PromptError) -> ApiError {
+    let refused = ApiError::invalid(error.to_string());
+    match error {
+        PromptError::TooLong { .. } => refused.code("context_length_exceeded"),
+        PromptError::Empty => refused,
+    }
+}
+
+/// Why an answer broke off. What was said of it so far is not an answer: nobody has to take it for one.
+fn failed(error: &JobError) -> ApiError {
+    match error {
+        JobError::ShuttingDown => shutting_down(),
+        JobError::EngineStopped { message } => engine_stopped(message),
+        _ => broke_off(&error.to_string()),
+    }
+}
+
+fn shutting_down() -> ApiError {
+    ApiError::new(ErrorKind::Busy(SHUTDOWN_RETRY_S), "the server is shutting down")
+        .code("shutting_down")
 }
 
 /// Puts answers together from their events.
@@ -285,17 +332,19 @@ impl Collector {
             chances: Vec::new(),
             finish: Finish::Cut,
             usage,
+            first: None,
         };
         Self { answer, is_over: false }
     }
 
     /// Adds what an event brings; the error, if the answer broke off.
-    pub(crate) fn add(&mut self, event: &Event) -> Result<(), String> {
+    pub(crate) fn add(&mut self, event: &Event) -> Result<(), ApiError> {
         let answer = &mut self.answer;
         match event {
             Event::Started { cached } => answer.usage.cached = *cached,
             Event::Queued { .. } | Event::Progress { .. } => {}
             Event::Token(token) => {
+                answer.first.get_or_insert_with(Instant::now);
                 answer.usage.generated += usize::from(token.counts);
                 answer.usage.reasoning += usize::from(token.counts && token.is_reasoning);
                 for piece in &token.pieces {
@@ -329,7 +378,7 @@ impl Generation {
     pub(crate) async fn collect(mut self) -> Result<Vec<Answer>, ApiError> {
         let mut collectors = vec![Collector::new(self.prompt_tokens); self.n];
         while let Some((index, event)) = self.events.recv().await {
-            collectors[index].add(&event).map_err(|error| broke_off(&error))?;
+            collectors[index].add(&event)?;
             if collectors.iter().all(Collector::is_over) {
                 break;
             }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use session::Tokenizer;
 
 use crate::calls::{CLOSES, FUNCTION, FUNCTION_CLOSES, OPENS};
@@ -21,6 +21,13 @@ const MAX_SCHEMA_BYTES: usize = 256 << 10;
 /// States of a grammar's lexer: about 2 KiB each.
 const MAX_LEXER_STATES: usize = 16_384;
 const MAX_GRAMMAR_SYMBOLS: usize = 100_000;
+/// States of the parser that a token may cost: everybody waits for a mask.
+const MAX_STEP_ITEMS: usize = 10_000;
+/// What a grammar takes on its way through an answer, as measured: so much, and this many times the text of its schemas.
+const GRAMMAR_BYTES: usize = 256 << 10;
+const GRAMMAR_SHARE: usize = 96;
+/// Properties of an object: the time to compile one grows with their square.
+const MAX_PROPERTIES: usize = 256;
 /// Bytes that begin a control token in the vocabulary of `llguidance`; no text has it.
 const CONTROL: u8 = TokTrie::SPECIAL_TOKEN_MARKER;
 /// White space between the parts of JSON: as people indent it, and never without end.
@@ -54,6 +61,17 @@ impl Rule {
             Format::JsonObject => Some(Self::Json(json!({ "type": "object" }))),
             Format::Schema(schema) => Some(Self::Json(schema.clone())),
         }
+    }
+
+    /// Memory of its grammar.
+    pub(crate) fn grammar_bytes(&self) -> usize {
+        let text = match self {
+            Self::Json(schema) => schema.to_string().len(),
+            Self::Calls { tools, .. } | Self::Call { tools, .. } => {
+                tools.iter().map(|tool| tool.parameters.to_string().len()).sum()
+            }
+        };
+        GRAMMAR_BYTES + GRAMMAR_SHARE * text
     }
 }
 
@@ -96,6 +114,7 @@ impl Grammars {
         let limits = factory.limits_mut();
         limits.max_lexer_states = MAX_LEXER_STATES;
         limits.max_grammar_size = MAX_GRAMMAR_SYMBOLS;
+        limits.step_max_items = MAX_STEP_ITEMS;
         limits.verbose_errors = false;
         Ok(Self { factory })
     }
@@ -139,9 +158,10 @@ fn guided(schema: &Value) -> Result<Value, GrammarError> {
             "the schema has {bytes} bytes; at most {MAX_SCHEMA_BYTES} are accepted"
         )));
     }
+    check_properties(schema)?;
     let mut map = match schema {
         Value::Object(map) => map.clone(),
-        Value::Bool(true) => serde_json::Map::new(),
+        Value::Bool(true) => Map::new(),
         other => {
             let found = crate::fields::kind(other);
             return Err(GrammarError(format!("a schema is an object, not {found}")));
@@ -152,6 +172,22 @@ fn guided(schema: &Value) -> Result<Value, GrammarError> {
         json!({ "whitespace_pattern": WHITE_SPACE, "coerce_one_of": true }),
     );
     Ok(Value::Object(map))
+}
+
+fn check_properties(schema: &Value) -> Result<(), GrammarError> {
+    match schema {
+        Value::Object(map) => {
+            let found = map.get("properties").and_then(Value::as_object).map_or(0, Map::len);
+            if found > MAX_PROPERTIES {
+                return Err(GrammarError(format!(
+                    "an object has {found} properties; at most {MAX_PROPERTIES} can be followed"
+                )));
+            }
+            map.values().try_for_each(check_properties)
+        }
+        Value::Array(list) => list.iter().try_for_each(check_properties),
+        _ => Ok(()),
+    }
 }
 
 /// How many calls.
@@ -185,17 +221,23 @@ fn calls(tools: &[Tool], form: CallForm, repeat: Repeat) -> Result<String, Gramm
             CallForm::Json => json_tool(&mut text, index, tool)?,
             CallForm::Tags => tags_tool(&mut text, index, tool)?,
         }
+        within(text.len())?;
     }
     if form == CallForm::Tags {
         let _ = writeln!(text, "bare[suffix={}]: /(?s:.*)/", literal("\n</parameter>\n"));
     }
-    if text.len() > MAX_SCHEMA_BYTES {
-        let bytes = text.len();
-        return Err(GrammarError(format!(
-            "the schemas of the tools have {bytes} bytes; at most {MAX_SCHEMA_BYTES} are accepted"
-        )));
-    }
+    within(text.len())?;
     Ok(text)
+}
+
+/// Refuses what grows beyond the limit while it grows: what is shared by parts is written for each.
+fn within(bytes: usize) -> Result<(), GrammarError> {
+    if bytes <= MAX_SCHEMA_BYTES {
+        return Ok(());
+    }
+    Err(GrammarError(format!(
+        "the schemas of the tools have {bytes} bytes or more; at most {MAX_SCHEMA_BYTES} are accepted"
+    )))
 }
 
 fn literal(text: &str) -> String {
@@ -216,7 +258,7 @@ fn tags_tool(text: &mut String, index: usize, tool: &Tool) -> Result<(), Grammar
         .as_array()
         .map(|names| names.iter().filter_map(Value::as_str).collect())
         .unwrap_or_default();
-    let empty = serde_json::Map::new();
+    let empty = Map::new();
     let properties = tool.parameters["properties"].as_object().unwrap_or(&empty);
     let (mut parts, mut rules) = (String::new(), String::new());
     for (place, (name, schema)) in properties.iter().enumerate() {
@@ -238,6 +280,7 @@ fn tags_tool(text: &mut String, index: usize, tool: &Tool) -> Result<(), Grammar
             let _ = writeln!(rules, "arg{index}_{place}: {before} val{index}_{place} {after}");
             let _ = writeln!(rules, "val{index}_{place}: {}", bare_value(&schema)?);
         }
+        within(text.len() + parts.len() + rules.len())?;
     }
     let before = literal(&format!("{FUNCTION}{}>\n", tool.name));
     let _ = writeln!(text, "tool{index}: {before}{parts} {}", literal(FUNCTION_CLOSES));
@@ -375,6 +418,9 @@ mod tests {
     fn a_schema_that_cannot_be_followed_is_an_error() {
         let grammars = Grammars::of(&testing::tokenizer()).unwrap();
         let long = json!({"enum": ["x".repeat(MAX_SCHEMA_BYTES)]});
+        let property = |i: usize| (format!("p{i}"), json!({}));
+        let wide = json!({"anyOf": [{"type": "object",
+            "properties": (0..=MAX_PROPERTIES).map(property).collect::<Map<_, _>>()}]});
         for schema in [
             json!({"type": "strin"}),
             json!({"type": "string", "pattern": "("}),
@@ -383,9 +429,22 @@ mod tests {
             json!([]),
             json!(false),
             long,
+            wide,
         ] {
             assert!(grammars.compile(&Rule::Json(schema.clone())).is_err(), "{schema:.200}");
         }
+    }
+
+    /// Each property is written with all that it may refer to: as long as both together, it would be gigabytes.
+    #[test]
+    fn what_properties_share_is_not_written_without_end() {
+        let shared = "x".repeat(MAX_SCHEMA_BYTES / 4);
+        let property = |i: usize| (format!("p{i}"), json!({"$ref": "#/$defs/d"}));
+        let schema = json!({"type": "object", "$defs": {"d": {"const": shared}},
+            "properties": (0..MAX_PROPERTIES).map(property).collect::<Map<_, _>>()});
+        let tools = vec![Tool::new("f".to_owned(), None, Some(schema), "tools").unwrap()];
+        let text = calls(&tools, CallForm::Tags, Repeat::One);
+        assert!(text.unwrap_err().0.contains("at most"));
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod error;
 mod fields;
 mod generate;
 mod grammar;
+mod guard;
 mod io;
 mod listen;
 mod load;
@@ -29,6 +30,7 @@ mod ollama;
 mod openai;
 mod openapi;
 mod prompt;
+mod room;
 mod router;
 mod schema;
 mod splitter;
@@ -39,7 +41,7 @@ mod testing;
 mod tests;
 
 pub use chat::KeepAlive;
-pub use listen::{Options, ServeError, Times, serve};
+pub use listen::{Options, ServeError, Times, connection_bytes, serve};
 pub use load::{LoadOptions, LoadProblem, load};
 pub use models::{Loaded, ModelInfo, Shelf};
 

@@ -17,6 +17,7 @@ use crate::body::Bodies;
 use crate::chat::KeepAlive;
 use crate::io::Impatient;
 use crate::models::{Models, Shelf};
+use crate::room::Room;
 use crate::router::{self, App};
 
 /// Bytes of a request's head.
@@ -30,6 +31,14 @@ const THREADS: usize = 2;
 /// Threads for what takes a while: rendering, compiling, loading.
 const BLOCKING_THREADS: usize = 4;
 
+/// What a connection may take: what was read of a head, what is to be written, and what goes with it.
+const CONNECTION_BYTES: usize = HEAD_BYTES + (32 << 10);
+
+/// What so many connections may take at most.
+pub const fn connection_bytes(connections: usize) -> usize {
+    connections.saturating_mul(CONNECTION_BYTES)
+}
+
 /// How long the server waits for what a client sends: one that is slow on purpose holds a connection no longer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Times {
@@ -39,6 +48,8 @@ pub struct Times {
     pub pause: Duration,
     /// For a whole body.
     pub body: Duration,
+    /// How long a server whose engine panicked still says so before it ends.
+    pub last_words: Duration,
 }
 
 impl Default for Times {
@@ -47,6 +58,7 @@ impl Default for Times {
             head: Duration::from_secs(30),
             pause: Duration::from_secs(10),
             body: Duration::from_mins(2),
+            last_words: Duration::from_secs(2),
         }
     }
 }
@@ -64,6 +76,8 @@ pub struct Options {
     pub cors_origins: Vec<String>,
     /// Bytes of a request's body.
     pub max_body: usize,
+    /// Memory for the bodies of all requests, what is made of them, and grammars.
+    pub request_memory: usize,
     /// Patience with clients that send slowly.
     pub times: Times,
     /// Connections at once.
@@ -80,7 +94,7 @@ pub struct Options {
     pub log: Option<fn(&str)>,
 }
 
-/// Why there is no server.
+/// Why there is no server, or none any more.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// Anybody could use it.
@@ -102,6 +116,12 @@ pub enum ServeError {
     /// The system gives no threads.
     #[error("cannot start the server's threads: {0}")]
     Threads(std::io::Error),
+    /// The engine panicked. Nobody knows what state it is in, so its memory cannot be given back and no other can be
+    /// loaded beside it; whoever was being answered has been told.
+    #[error(
+        "the engine stopped: {0}; this is a bug\n\nhint: start the server again; nothing on disk is damaged"
+    )]
+    EngineStopped(String),
 }
 
 impl Options {
@@ -125,7 +145,7 @@ impl Options {
 /// - `ready`: told where it listens
 ///
 /// # Errors
-/// [`ServeError`], before anything is served.
+/// [`ServeError`]: all but [`ServeError::EngineStopped`] before anything is served.
 pub fn serve(
     options: Options,
     shelf: Arc<dyn Shelf>,
@@ -162,7 +182,8 @@ async fn run(
         own_names_only: address.ip().is_loopback() && options.api_key.is_none(),
         origins: options.cors_origins.clone(),
     };
-    let bodies = Bodies::new(options.max_body, options.times);
+    let room = Room::new(options.request_memory);
+    let bodies = Bodies::new(options.max_body, options.times, room);
     let app = Arc::new(App::new(Arc::clone(&models), access, bodies, options.log));
     let (closing, closed) = watch::channel(false);
     let accepting = tokio::spawn(accept(
@@ -176,10 +197,16 @@ async fn run(
         },
     ));
     ready(address);
+    let mut failure: Option<(String, Instant)> = None;
     loop {
         tokio::time::sleep(TICK).await;
         let is_idle = options.idle_exit.is_some_and(|idle| models.idle() >= idle);
-        if stop() || is_idle {
+        if failure.is_none() {
+            failure = models.failure().map(|message| (message, Instant::now()));
+        }
+        let is_over =
+            failure.as_ref().is_some_and(|(_, since)| since.elapsed() >= options.times.last_words);
+        if stop() || is_idle || is_over {
             break;
         }
         models.tend().await;
@@ -192,7 +219,7 @@ async fn run(
     while closing.receiver_count() > 0 && Instant::now() < end {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    Ok(())
+    failure.map_or(Ok(()), |(message, _)| Err(ServeError::EngineStopped(message)))
 }
 
 /// What every connection gets.
@@ -221,9 +248,8 @@ async fn accept(listener: TcpListener, connections: Connections) {
         let app = Arc::clone(&connections.app);
         let (closed, head) = (connections.closed.clone(), connections.head);
         tokio::spawn(async move {
-            app.metrics.connected();
+            let _connected = app.metrics.connected();
             talk(stream, router, head, closed).await;
-            app.metrics.disconnected();
             drop(permit);
         });
     }
@@ -289,6 +315,7 @@ mod tests {
             allow_anyone: false,
             cors_origins: Vec::new(),
             max_body: 1 << 20,
+            request_memory: 8 << 20,
             times: Times::default(),
             max_connections: 8,
             keep_alive: KeepAlive::Forever,

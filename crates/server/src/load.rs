@@ -11,7 +11,8 @@ use session::{
 };
 
 use crate::grammar::Grammars;
-use crate::models::{Loaded, ModelParts};
+use crate::models::Loaded;
+use crate::prompt::Prompts;
 
 /// How a model is made ready.
 #[derive(Debug, Clone)]
@@ -68,11 +69,12 @@ pub fn load(
     let engine = Engine::load(opened, options.engine, progress)?;
     let (tokenizer, memory) = (Arc::clone(&engine.tokenizer), engine.plan.budget.bytes);
     let scheduler = Scheduler::start(engine, options.scheduler)?;
-    Ok(Loaded::new(ModelParts {
+    let context = scheduler.context_tokens();
+    Ok(Loaded {
+        prompts: Prompts::new(Arc::clone(&tokenizer), template, context),
         tokenizer,
-        template,
         grammars,
-        context: scheduler.context_tokens(),
+        context,
         patience: options.patience,
         runner: Box::new(scheduler),
         defaults,
@@ -80,7 +82,7 @@ pub fn load(
         parameters,
         quantization,
         memory_bytes: memory.0,
-    }))
+    })
 }
 
 /// The block type that most bytes have.

@@ -1,6 +1,7 @@
 //! Counters, as Prometheus reads them.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -40,6 +41,15 @@ impl Default for Metrics {
     }
 }
 
+/// A connection that is open.
+pub(crate) struct Connected(Arc<Metrics>);
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 fn add(counter: &AtomicU64, n: u64) {
     counter.fetch_add(n, Ordering::Relaxed);
 }
@@ -70,12 +80,10 @@ impl Metrics {
         }
     }
 
-    pub(crate) fn connected(&self) {
+    /// A connection, which counts until the result is dropped.
+    pub(crate) fn connected(self: &Arc<Self>) -> Connected {
         add(&self.connections, 1);
-    }
-
-    pub(crate) fn disconnected(&self) {
-        self.connections.fetch_sub(1, Ordering::Relaxed);
+        Connected(Arc::clone(self))
     }
 
     pub(crate) fn refused_connection(&self) {

@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use session::scheduler::SchedulerStats;
-use session::{ChatTemplate, SamplerConfig, Tokenizer};
+use session::{SamplerConfig, Tokenizer};
+use tokio::sync::OwnedMutexGuard;
 
 use crate::chat::KeepAlive;
 use crate::engine::Runner;
@@ -44,10 +45,10 @@ pub trait Shelf: Send + Sync {
     fn load(&self, name: &str) -> Result<Loaded, String>;
 }
 
-/// What a loaded model consists of.
-pub(crate) struct ModelParts {
+/// A model that is loaded.
+pub struct Loaded {
     pub(crate) tokenizer: Arc<Tokenizer>,
-    pub(crate) template: ChatTemplate,
+    pub(crate) prompts: Prompts,
     pub(crate) grammars: Arc<Result<Grammars, GrammarError>>,
     pub(crate) runner: Box<dyn Runner>,
     /// Positions that a request may have.
@@ -60,40 +61,6 @@ pub(crate) struct ModelParts {
     pub(crate) quantization: String,
     /// What its plan promises.
     pub(crate) memory_bytes: u64,
-}
-
-/// A model that is loaded.
-pub struct Loaded {
-    pub(crate) tokenizer: Arc<Tokenizer>,
-    pub(crate) prompts: Prompts,
-    pub(crate) grammars: Arc<Result<Grammars, GrammarError>>,
-    pub(crate) runner: Box<dyn Runner>,
-    pub(crate) context: usize,
-    pub(crate) patience: Option<Duration>,
-    pub(crate) defaults: SamplerConfig,
-    pub(crate) family: String,
-    pub(crate) parameters: u64,
-    pub(crate) quantization: String,
-    pub(crate) memory_bytes: u64,
-}
-
-impl Loaded {
-    pub(crate) fn new(parts: ModelParts) -> Self {
-        let tokenizer = parts.tokenizer;
-        Self {
-            prompts: Prompts::new(Arc::clone(&tokenizer), parts.template, parts.context),
-            tokenizer,
-            grammars: parts.grammars,
-            runner: parts.runner,
-            context: parts.context,
-            patience: parts.patience,
-            defaults: parts.defaults,
-            family: parts.family,
-            parameters: parts.parameters,
-            quantization: parts.quantization,
-            memory_bytes: parts.memory_bytes,
-        }
-    }
 }
 
 /// The one that is loaded.
@@ -140,7 +107,7 @@ pub(crate) struct Models {
     keep: KeepAlive,
     current: Mutex<Option<Current>>,
     /// Held while one is loaded or unloaded.
-    loading: tokio::sync::Mutex<()>,
+    loading: Arc<tokio::sync::Mutex<()>>,
     last_use: Mutex<Instant>,
 }
 
@@ -151,7 +118,7 @@ impl Models {
             default,
             keep,
             current: Mutex::new(None),
-            loading: tokio::sync::Mutex::new(()),
+            loading: Arc::default(),
             last_use: Mutex::new(Instant::now()),
         }
     }
@@ -188,44 +155,72 @@ impl Models {
         keep: Option<KeepAlive>,
     ) -> Result<Lease, ApiError> {
         let name = self.find(name).await?.name;
-        if let Some(lease) = self.lease_current(&name, keep) {
+        if let Some(lease) = self.lease_current(&name, keep)? {
             return Ok(lease);
         }
-        let _loading = self.loading.lock().await;
-        if let Some(lease) = self.lease_current(&name, keep) {
+        let loading = Arc::clone(&self.loading).lock_owned().await;
+        if let Some(lease) = self.lease_current(&name, keep)? {
             return Ok(lease);
         }
+        let models = Arc::clone(self);
+        // Whoever asked may go away; what was begun for them is not to be begun again beside itself.
+        let loaded = tokio::spawn(async move {
+            let _loading = loading;
+            models.load(&name, keep).await
+        });
+        loaded.await.unwrap_or_else(|error| Err(ApiError::internal(format!("loading: {error}"))))
+    }
+
+    /// Loads a model in the place of another one.
+    async fn load(
+        self: &Arc<Self>,
+        name: &str,
+        keep: Option<KeepAlive>,
+    ) -> Result<Lease, ApiError> {
         self.unload_other().await?;
-        let (shelf, wanted) = (Arc::clone(&self.shelf), name.clone());
+        let (shelf, wanted) = (Arc::clone(&self.shelf), name.to_owned());
         let loaded = tokio::task::spawn_blocking(move || shelf.load(&wanted)).await;
         let loaded = loaded.map_err(|error| error.to_string()).and_then(|loaded| loaded);
         let model = loaded.map_err(|error| {
             ApiError::internal(format!("`{name}` cannot be loaded: {error}")).code("load_failed")
         })?;
         *self.current() = Some(Current {
-            name: name.clone(),
+            name: name.to_owned(),
             model: Arc::new(model),
             active: 0,
             keep: self.keep,
             idle_since: Instant::now(),
         });
-        self.lease_current(&name, keep)
+        self.lease_current(name, keep)?
             .ok_or_else(|| ApiError::internal(format!("`{name}` was unloaded at once")))
     }
 
-    fn lease_current(self: &Arc<Self>, name: &str, keep: Option<KeepAlive>) -> Option<Lease> {
+    /// The loaded model, if it is the one that is wanted.
+    fn lease_current(
+        self: &Arc<Self>,
+        name: &str,
+        keep: Option<KeepAlive>,
+    ) -> Result<Option<Lease>, ApiError> {
         *lock(&self.last_use) = Instant::now();
         let mut current = self.current();
-        let current = current.as_mut().filter(|current| current.name == name)?;
+        let Some(current) = current.as_mut() else { return Ok(None) };
+        if let Some(message) = current.model.runner.stopped() {
+            return Err(engine_stopped(&message));
+        }
+        if current.name != name {
+            return Ok(None);
+        }
         current.active += 1;
         if let Some(keep) = keep {
             current.keep = keep;
         }
-        Some(Lease {
-            models: Arc::clone(self),
-            model: Arc::clone(&current.model),
-            name: name.to_owned(),
-        })
+        let (models, model) = (Arc::clone(self), Arc::clone(&current.model));
+        Ok(Some(Lease { models, model, name: name.to_owned() }))
+    }
+
+    /// What the engine said when it panicked, if it did.
+    pub(crate) fn failure(&self) -> Option<String> {
+        self.current().as_ref()?.model.runner.stopped()
     }
 
     /// Makes room for another model, if nobody is being answered.
@@ -241,39 +236,43 @@ impl Models {
             }
             current.take()
         };
-        drop_elsewhere(taken).await;
+        give_back(taken, None).await;
         Ok(())
     }
 
     /// Unloads a model now, if nobody is being answered.
     pub(crate) async fn unload(&self, name: &str) {
-        let _loading = self.loading.lock().await;
-        let taken = {
-            let mut current = self.current();
-            let own = |current: &Current| current.name == name && current.active == 0;
-            if current.as_ref().is_some_and(own) { current.take() } else { None }
-        };
-        drop_elsewhere(taken).await;
+        let loading = Arc::clone(&self.loading).lock_owned().await;
+        let taken = self.take_idle(|current| current.name == name);
+        give_back(taken, Some(loading)).await;
     }
 
     /// Unloads what has been idle for long enough. Called now and then.
     pub(crate) async fn tend(&self) {
-        let Ok(_loading) = self.loading.try_lock() else { return };
-        let taken = {
-            let mut current = self.current();
-            let now = Instant::now();
-            let is_over = |current: &Current| {
-                current.active == 0 && current.expires().is_some_and(|expires| expires <= now)
-            };
-            if current.as_ref().is_some_and(is_over) { current.take() } else { None }
+        let Ok(loading) = Arc::clone(&self.loading).try_lock_owned() else { return };
+        let now = Instant::now();
+        let taken =
+            self.take_idle(|current| current.expires().is_some_and(|expires| expires <= now));
+        give_back(taken, Some(loading)).await;
+    }
+
+    /// Takes the model to unload it, if nobody is being answered. One whose engine panicked stays: its memory does too.
+    fn take_idle(&self, is_wanted: impl Fn(&Current) -> bool) -> Option<Current> {
+        let mut current = self.current();
+        let may_go = |current: &Current| {
+            current.active == 0 && current.model.runner.stopped().is_none() && is_wanted(current)
         };
-        drop_elsewhere(taken).await;
+        if current.as_ref().is_some_and(may_go) { current.take() } else { None }
     }
 
     /// How long nobody has asked for anything.
     pub(crate) fn idle(&self) -> Duration {
         let is_active = self.current().as_ref().is_some_and(|current| current.active > 0);
-        if is_active { Duration::ZERO } else { lock(&self.last_use).elapsed() }
+        if is_active || self.loading.try_lock().is_err() {
+            Duration::ZERO
+        } else {
+            lock(&self.last_use).elapsed()
+        }
     }
 
     /// What is told of the loaded model; never waits for it.
@@ -318,11 +317,25 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Unloading gives gigabytes back and ends threads.
-async fn drop_elsewhere(current: Option<Current>) {
-    if current.is_some() {
-        let _ = tokio::task::spawn_blocking(move || drop(current)).await;
-    }
+/// Gives a model's memory back, which takes a while, before anybody else may load or unload.
+async fn give_back(current: Option<Current>, loading: Option<OwnedMutexGuard<()>>) {
+    let Some(current) = current else { return };
+    let give_back = move || {
+        // Who was answered last lets go of it within moments; its memory is free when all have.
+        while Arc::strong_count(&current.model) > 1 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        drop(current);
+        drop(loading);
+    };
+    // A panic there has nobody to tell.
+    let _ = tokio::task::spawn_blocking(give_back).await;
+}
+
+/// No model will answer any more: the server is about to end.
+pub(crate) fn engine_stopped(message: &str) -> ApiError {
+    ApiError::internal(format!("the engine stopped: {message}; this is a bug, and the server ends"))
+        .code("engine_stopped")
 }
 
 fn missing(problem: &str, list: &[ModelInfo]) -> ApiError {
@@ -387,6 +400,26 @@ mod tests {
             assert_eq!(busy.kind, ErrorKind::Busy(SWITCH_RETRY_S));
             drop((first, second));
             assert_eq!(models.lease(Some(OTHER), None).await.unwrap().name, OTHER);
+        });
+    }
+
+    #[test]
+    fn what_somebody_began_to_load_is_loaded_once_even_if_they_go_away() {
+        let (models, shelf) = models(KeepAlive::Forever);
+        run(async {
+            let (go_on, gate) = std::sync::mpsc::channel();
+            *shelf.gate.lock().unwrap() = Some(gate);
+            {
+                let mut first = Box::pin(models.lease(None, None));
+                while shelf.loads.load(Ordering::Relaxed) == 0 {
+                    let tick = tokio::time::timeout(Duration::from_millis(1), &mut first);
+                    assert!(tick.await.is_err(), "it is loading");
+                }
+            }
+            assert_eq!(models.idle(), Duration::ZERO, "it is still loading");
+            go_on.send(()).unwrap();
+            drop(models.lease(None, None).await.unwrap());
+            assert_eq!(shelf.loads.load(Ordering::Relaxed), 1);
         });
     }
 

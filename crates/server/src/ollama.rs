@@ -119,7 +119,7 @@ fn common(fields: &mut Fields, ask: &mut Ask) -> Result<(), ApiError> {
     {
         ask.logprobs = Some(top as usize);
     }
-    fields.ignore(&["truncate", "shift"]);
+    fields.ignore(&["truncate", "shift", "metadata", "user"]);
     if let Some(options) = fields.object("options")? {
         read_options(options, ask)?;
     }
@@ -161,13 +161,20 @@ fn read_options(mut options: Fields, ask: &mut Ask) -> Result<(), ApiError> {
         "vocab_only",
         "numa",
         "f16_kv",
+        "num_gqa",
+        "logits_all",
+        "embedding_only",
+        "rope_frequency_base",
+        "rope_frequency_scale",
+        "draft_num_predict",
         "repeat_last_n",
         "penalize_newline",
     ]);
-    options.refuse(&[
-        ("mirostat", "it is not one of this sampler's methods"),
-        ("tfs_z", "it is not one of this sampler's methods"),
-        ("typical_p", "it is not one of this sampler's methods"),
+    let why = "it is not one of this sampler's methods";
+    options.refuse_unless(&[
+        ("mirostat", 0.0, why),
+        ("tfs_z", 1.0, why),
+        ("typical_p", 1.0, why),
     ])?;
     options.ignore(&["mirostat_tau", "mirostat_eta"]);
     options.end()
@@ -416,6 +423,7 @@ impl Lines {
     /// An answer, whole.
     pub(crate) fn whole(mut self, answer: &Answer) -> Value {
         self.usage = answer.usage;
+        self.read = answer.first;
         self.finish = answer.finish.clone();
         let calls: Vec<&Call> = answer.calls.iter().collect();
         let mut line = self.line(&answer.text, &answer.reasoning, &calls);

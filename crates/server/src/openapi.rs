@@ -130,6 +130,11 @@ fn described(operation: &Operation) -> Value {
         .insert("403".to_owned(), error("Asked by a page of another origin, or by another name"));
     responses.insert("404".to_owned(), error("No such model"));
     responses.insert("405".to_owned(), error("No such method"));
+    if operation.path == "/health" {
+        let content = json!({ JSON: { "schema": schema("Health") } });
+        let about = "The engine stopped, and the server is about to end";
+        responses.insert("503".to_owned(), json!({ "description": about, "content": content }));
+    }
     if operation.request.is_some() {
         responses.insert("408".to_owned(), error("The body did not come in time"));
         responses.insert("413".to_owned(), error("The body is too large"));

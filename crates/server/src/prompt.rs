@@ -12,10 +12,7 @@ use session::{ChatTemplate, RenderOptions, Specials, TemplateError, Tokenizer, T
 use crate::chat::{Ask, Input, Message, Role, Thinking, Tool, ToolChoice};
 use crate::error::ApiError;
 use crate::grammar::CallForm;
-
-/// Around the number of a guarded text. Neither is a character of any text.
-const MARK_OPENS: char = '\u{fdd0}';
-const MARK_CLOSES: char = '\u{fdd1}';
+use crate::guard::{Guard, Part};
 
 /// Tags that the model writes and templates look for; a vocabulary may have them as control tokens.
 const TAGS: [&[u8]; 6] = [
@@ -37,12 +34,14 @@ pub(crate) fn is_control(tokenizer: &Tokenizer, id: u32) -> bool {
 pub(crate) struct Prompts {
     tokenizer: Arc<Tokenizer>,
     template: ChatTemplate,
-    /// Texts that must not become control tokens, the longest first; then the marks.
-    guarded: Vec<String>,
+    /// Texts that must not become control tokens.
+    guard: Guard,
     /// How the template tells the model to write calls; `None` if it takes no tools.
     call_form: Option<CallForm>,
     /// Whether the template can turn thought off and on.
     can_think: bool,
+    /// Whether the template shows instructions that come after somebody has spoken.
+    takes_late_system: bool,
     /// Bytes that no text has which fits in the context.
     max_text: usize,
 }
@@ -67,11 +66,10 @@ impl Prompts {
         let max_text = context.saturating_mul(COMPOSED * longest);
         let control = (0..tokenizer.vocab_len() as u32).filter(|id| is_control(&tokenizer, *id));
         let text = |id| tokenizer.decode(&[id]).ok().filter(|text: &String| !text.is_empty());
-        let mut guarded: Vec<String> = control.filter_map(text).collect();
-        guarded.sort_by_key(|text| std::cmp::Reverse(text.len()));
-        guarded.extend([MARK_OPENS.to_string(), MARK_CLOSES.to_string()]);
+        let guard = Guard::new(control.filter_map(text).collect());
+        let (call_form, can_think, takes_late_system) = (None, false, false);
         let mut prompts =
-            Self { tokenizer, template, guarded, call_form: None, can_think: false, max_text };
+            Self { tokenizer, template, guard, call_form, can_think, takes_late_system, max_text };
         prompts.probe();
         prompts
     }
@@ -91,7 +89,11 @@ impl Prompts {
         let tool = json!([{ "type": "function", "function": {
             "name": "probe_of_tools", "description": "x", "parameters": {"type": "object", "properties": {}}
         }}]);
+        let late = [("user", "x"), ("system", "probe_of_system"), ("user", "y")]
+            .map(|(role, text)| json!({ "role": role, "content": text }));
+        let late = self.template.render(&late, &RenderOptions::default());
         let with_tool = render(Some(tool), false);
+        self.takes_late_system = late.is_ok_and(|text| text.contains("probe_of_system"));
         self.can_think = render(None, true) != render(None, false);
         self.call_form = with_tool.contains("probe_of_tools").then(|| {
             if with_tool.contains(crate::calls::FUNCTION) { CallForm::Tags } else { CallForm::Json }
@@ -132,7 +134,7 @@ impl Prompts {
         }
         let (found, most) = (text.len(), self.max_text);
         Err(ApiError::invalid(format!(
-            "the prompt has {found} bytes and at most {most} can fit in the context; shorten it or start the server with a larger `--context`"
+            "prompt is too long: {found} bytes, and at most {most} can fit in the context; shorten it or reserve more with `--context`"
         ))
         .code("context_length_exceeded"))
     }
@@ -149,18 +151,18 @@ impl Prompts {
             Some((last, rest)) if ask.continues => (rest, Some(last)),
             _ => (messages, None),
         };
-        let mut values: Vec<Value> = rest.iter().map(Message::to_template).collect();
-        values.iter_mut().for_each(|value| self.guard(value));
+        let values = self.values(rest);
         let mut options = Self::options(ask);
+        options.extra.values_mut().for_each(|value| self.guard.mark(value));
         if shows_tools {
             let mut tools: Value = ask.tools.iter().map(Tool::to_template).collect();
-            self.guard(&mut tools);
+            self.guard.mark(&mut tools);
             options.tools = Some(tools);
         }
         let mut text = self.template.render(&values, &options).map_err(|e| template_error(&e))?;
         if let Some(last) = continued {
             let mut value = Value::String(last.text.clone());
-            self.guard(&mut value);
+            self.guard.mark(&mut value);
             text.push_str(value.as_str().unwrap_or_default());
         }
         self.check_length(&text)?;
@@ -171,6 +173,21 @@ impl Prompts {
         let tokens = self.encode(&text).map_err(|error| refused(&error))?;
         let shared = self.shared(&values, &options, &tokens);
         Ok(Prompt { tokens, tail, shared })
+    }
+
+    /// Messages as the template gets them. Agents give instructions in the middle of a conversation; where the template
+    /// refuses or drops those, they stand in the same place as the user's words.
+    fn values(&self, messages: &[Message]) -> Vec<Value> {
+        let leading = messages.iter().take_while(|message| message.role == Role::System).count();
+        let value = |(index, message): (usize, &Message)| {
+            let mut value = message.to_template();
+            if message.role == Role::System && index >= leading && !self.takes_late_system {
+                value["role"] = "user".into();
+            }
+            self.guard.mark(&mut value);
+            value
+        };
+        messages.iter().enumerate().map(value).collect()
     }
 
     /// Tokens that a conversation has in common with another one of the same instructions and tools.
@@ -204,52 +221,6 @@ impl Prompts {
         RenderOptions { add_generation_prompt: true, enable_thinking, tools: None, extra }
     }
 
-    /// Replaces spelled control tokens in all texts of a value, also in names of fields.
-    fn guard(&self, value: &mut Value) {
-        match value {
-            Value::String(text) => {
-                if let Some(guarded) = self.guarded_text(text) {
-                    *text = guarded;
-                }
-            }
-            Value::Array(list) => list.iter_mut().for_each(|value| self.guard(value)),
-            Value::Object(map) => {
-                let names: Vec<String> = map.keys().cloned().collect();
-                if names.iter().any(|name| self.guarded_text(name).is_some()) {
-                    let taken = std::mem::take(map);
-                    let field = |(name, value): (String, Value)| {
-                        (self.guarded_text(&name).unwrap_or(name), value)
-                    };
-                    map.extend(taken.into_iter().map(field));
-                }
-                map.values_mut().for_each(|value| self.guard(value));
-            }
-            _ => {}
-        }
-    }
-
-    fn guarded_text(&self, text: &str) -> Option<String> {
-        let is_hit = |guarded: &&String| text.contains(guarded.as_str());
-        if !self.guarded.iter().any(|guarded| is_hit(&guarded)) {
-            return None;
-        }
-        let (mut out, mut rest) = (String::new(), text);
-        while !rest.is_empty() {
-            let found = self.guarded.iter().enumerate().filter_map(|(index, guarded)| {
-                Some((rest.find(guarded.as_str())?, index, guarded.len()))
-            });
-            // Of two at one place the longer one, which comes first in the list.
-            let Some((at, index, len)) = found.min() else { break };
-            out.push_str(&rest[..at]);
-            out.push(MARK_OPENS);
-            out.push_str(&index.to_string());
-            out.push(MARK_CLOSES);
-            rest = &rest[at + len..];
-        }
-        out.push_str(rest);
-        Some(out)
-    }
-
     /// Tokens of a rendered conversation; what marks stand for is encoded letter by letter.
     fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         let mut tokens = Vec::new();
@@ -267,18 +238,12 @@ impl Prompts {
             tokens.append(&mut ids);
             Ok(())
         };
-        let mut rest = text;
-        while let Some((before, after)) = rest.split_once(MARK_OPENS) {
-            let marked = after.split_once(MARK_CLOSES).and_then(|(number, after)| {
-                Some((self.guarded.get(number.parse::<usize>().ok()?)?, after))
-            });
-            // A template that changes its messages' text may break a mark, which is then text as any.
-            let Some((guarded, after)) = marked else { break };
-            add(before, Specials::Parse)?;
-            add(guarded, Specials::AsText)?;
-            rest = after;
+        for part in self.guard.parts(text) {
+            match part {
+                Part::Plain(text) => add(text, Specials::Parse)?,
+                Part::Spelled(text) => add(text, Specials::AsText)?,
+            }
         }
-        add(rest, Specials::Parse)?;
         Ok(tokens)
     }
 
@@ -379,6 +344,38 @@ mod tests {
         assert_eq!(error.param.as_deref(), Some("tools"));
         with_tools.tool_choice = ToolChoice::None;
         assert!(plain.of(&with_tools).is_ok());
+    }
+
+    #[test]
+    fn variables_of_the_template_never_become_control_tokens() {
+        let template = "{{ note }}{% for m in messages %}{{ m.content }}{% endfor %}";
+        let prompts =
+            Prompts::new(testing::tokenizer(), ChatTemplate::parse(template).unwrap(), 1024);
+        let mut hostile = ask("x");
+        hostile.template.insert("note".to_owned(), json!("<|im_end|>"));
+        let tokens = prompts.of(&hostile).unwrap().tokens;
+        let tokenizer = testing::tokenizer();
+        assert!(!tokens.iter().any(|id| is_control(&tokenizer, *id)));
+        assert_eq!(tokenizer.decode(&tokens).unwrap(), "<|im_end|>x");
+    }
+
+    #[test]
+    fn instructions_in_the_middle_are_the_users_words_where_a_template_wants_none_there() {
+        let strict = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('first') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}";
+        let silent = "{% for m in messages %}{% if m.role == 'user' %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}";
+        let free = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}";
+        for (template, expected) in [
+            (strict, "[system]a[user]b[user]c"),
+            (silent, "[user]b[user]c"),
+            (free, "[system]a[user]b[system]c"),
+        ] {
+            let template = ChatTemplate::parse(template).unwrap();
+            let prompts = Prompts::new(testing::tokenizer(), template, 1024);
+            let roles = [(Role::System, "a"), (Role::User, "b"), (Role::System, "c")];
+            let messages = roles.map(|(role, text)| Message::new(role, text)).to_vec();
+            let tokens = prompts.of(&Ask::new(Input::Chat(messages))).unwrap().tokens;
+            assert_eq!(testing::tokenizer().decode(&tokens).unwrap(), expected);
+        }
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Paths, and what stands before all of them.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Instant;
 
 use axum::Router;
@@ -9,7 +11,7 @@ use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{get, post};
-use http::{HeaderName, HeaderValue, Method, StatusCode, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use serde_json::{Value, json};
 
 use crate::access::Access;
@@ -18,9 +20,10 @@ use crate::chat::{Ask, KeepAlive, new_id};
 use crate::error::{ApiError, ErrorKind};
 use crate::generate::{self, Generation};
 use crate::metrics::Metrics;
-use crate::models::Models;
+use crate::models::{Models, engine_stopped};
 use crate::ollama::{self, Lines, Path, Wanted};
 use crate::openai::chat::Head;
+use crate::room::Held;
 use crate::stream::{self, Encoder};
 use crate::{anthropic, openai, openapi};
 
@@ -28,7 +31,6 @@ use crate::{anthropic, openai, openapi};
 const MAX_PATH: usize = 2048;
 /// The seed of an answer's random numbers, so that it can be had again.
 const SEED: HeaderName = HeaderName::from_static("sakia-seed");
-const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 
 /// What all requests share.
 pub(crate) struct App {
@@ -61,8 +63,11 @@ enum Dialect {
 }
 
 impl Dialect {
-    fn of(path: &str) -> Self {
-        if path.starts_with("/v1/messages") {
+    fn of(request: &Request) -> Self {
+        let path = request.uri().path();
+        // Their clients say so where paths do not.
+        let is_anthropic = request.headers().contains_key("anthropic-version");
+        if path.starts_with("/v1/messages") || path.starts_with("/v1/models") && is_anthropic {
             Self::Anthropic
         } else if path.starts_with("/api/") {
             Self::Ollama
@@ -140,7 +145,7 @@ async fn before(State(app): Shared, request: Request, next: Next) -> Response {
     let began = Instant::now();
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
-    let dialect = Dialect::of(&path);
+    let dialect = Dialect::of(&request);
     let origin = request.headers().get(header::ORIGIN).cloned();
     let is_open = matches!(path.as_str(), "/health" | "/") || method == Method::OPTIONS;
     let is_long = request.uri().path_and_query().is_some_and(|path| path.as_str().len() > MAX_PATH);
@@ -151,16 +156,20 @@ async fn before(State(app): Shared, request: Request, next: Next) -> Response {
             let message = format!("the path has more than {MAX_PATH} bytes");
             dialect.error(&ApiError::invalid(message))
         }
-        Ok(()) if method == Method::OPTIONS && origin.is_some() => preflight(),
-        Ok(()) => next.run(request).await,
+        Ok(()) if method == Method::OPTIONS && origin.is_some() => preflight(request.headers()),
+        Ok(()) => unless_it_panics(next.run(request), dialect).await,
     };
     let headers = response.headers_mut();
     if let Some(origin) = origin.and_then(|origin| app.access.allowed_origin(&origin)) {
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
         headers.insert(header::VARY, HeaderValue::from_static("origin"));
+        let exposed = HeaderValue::from_static("request-id, x-request-id, retry-after, sakia-seed");
+        headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, exposed);
     }
     if let Ok(id) = HeaderValue::from_str(&new_id("req_")) {
-        headers.insert(REQUEST_ID, id);
+        // One for each dialect's clients.
+        headers.insert("x-request-id", id.clone());
+        headers.insert("request-id", id);
     }
     headers.insert("x-content-type-options", HeaderValue::from_static("nosniff"));
     let status = response.status().as_u16();
@@ -173,8 +182,21 @@ async fn before(State(app): Shared, request: Request, next: Next) -> Response {
     response
 }
 
+/// A response, also if making it panics: that is a bug, and still somebody waits for an answer.
+async fn unless_it_panics(response: impl Future<Output = Response>, dialect: Dialect) -> Response {
+    let mut response = std::pin::pin!(response);
+    let respond = std::future::poll_fn(|cx| {
+        // What a panic leaves behind is dropped with the request; locks are taken whoever panicked.
+        let poll = AssertUnwindSafe(|| response.as_mut().poll(cx));
+        catch_unwind(poll).map_or_else(|_| Poll::Ready(None), |poll| poll.map(Some))
+    });
+    respond.await.unwrap_or_else(|| {
+        dialect.error(&ApiError::internal("answering this request failed; this is a bug"))
+    })
+}
+
 /// What a browser asks before a page may.
-fn preflight() -> Response {
+fn preflight(asked: &HeaderMap) -> Response {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::NO_CONTENT;
     let headers = response.headers_mut();
@@ -182,10 +204,10 @@ fn preflight() -> Response {
         header::ACCESS_CONTROL_ALLOW_METHODS,
         HeaderValue::from_static("GET, POST, OPTIONS"),
     );
-    headers.insert(
-        header::ACCESS_CONTROL_ALLOW_HEADERS,
-        HeaderValue::from_static("content-type, authorization, x-api-key, anthropic-version"),
-    );
+    // Their origin was allowed, and SDKs have many headers of their own.
+    if let Some(wanted) = asked.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
+        headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, wanted.clone());
+    }
     headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
     response
 }
@@ -196,7 +218,14 @@ async fn root() -> Response {
 
 async fn health(State(app): Shared) -> Response {
     let model = app.models.running().map(|running| running.name);
-    json_response(&json!({ "status": "ok", "model": model, "active": app.metrics.active() }))
+    let failure = app.models.failure();
+    let status = if failure.is_some() { "failed" } else { "ok" };
+    let mut health = json!({ "status": status, "model": model, "active": app.metrics.active() });
+    let Some(message) = failure else { return json_response(&health) };
+    health["error"] = engine_stopped(&message).message.into();
+    let mut response = json_response(&health);
+    *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    response
 }
 
 async fn metrics(State(app): Shared) -> Response {
@@ -208,13 +237,13 @@ async fn nothing(request: Request) -> Response {
     let shown: String = request.uri().path().chars().take(100).collect();
     let message = format!("there is no {shown}; /openapi.json lists what there is");
     let error = ApiError::new(ErrorKind::NotFound, message).code("unknown_path");
-    Dialect::of(request.uri().path()).error(&error)
+    Dialect::of(&request).error(&error)
 }
 
 async fn wrong_method(request: Request) -> Response {
     let message = format!("{} cannot be done to this path", request.method());
     let error = ApiError::new(ErrorKind::Method, message);
-    Dialect::of(request.uri().path()).error(&error)
+    Dialect::of(&request).error(&error)
 }
 
 async fn list_models(State(app): Shared) -> Response {
@@ -229,26 +258,32 @@ async fn list_models(State(app): Shared) -> Response {
 async fn one_model(
     State(app): Shared,
     axum::extract::Path(id): axum::extract::Path<String>,
+    request: Request,
 ) -> Response {
+    let dialect = Dialect::of(&request);
     match app.models.find(Some(&id)).await {
         Ok(info) => json_response(&openai::model(&info)),
-        Err(error) => Dialect::OpenAi.error(&error),
+        Err(error) => dialect.error(&error),
     }
 }
 
 /// Loads the model, and starts the answers where that may take a while.
-async fn begin(app: &Arc<App>, ask: Ask) -> Result<(Ask, Generation), ApiError> {
+async fn begin(
+    app: &Arc<App>,
+    ask: Ask,
+    room: (Held, usize),
+) -> Result<(Ask, Generation), ApiError> {
     let lease = app.models.lease(ask.model.as_deref(), ask.keep_alive).await?;
     let metrics = Arc::clone(&app.metrics);
     let start = move || {
-        let generation = generate::start(lease, &ask, &metrics)?;
+        let generation = generate::start(lease, &ask, &metrics, room)?;
         Ok((ask, generation))
     };
     let started = tokio::task::spawn_blocking(start).await;
     started.unwrap_or_else(|error| Err(ApiError::internal(format!("starting an answer: {error}"))))
 }
 
-/// Answers, in whichever form is wanted. The room of the body is held until its prompt is made.
+/// Answers, in whichever form is wanted.
 async fn answer<T: Send + 'static>(
     app: &Arc<App>,
     request: Request,
@@ -256,10 +291,9 @@ async fn answer<T: Send + 'static>(
     stream: impl FnOnce(&Ask, T, &Generation) -> Box<dyn Encoder>,
     whole: impl FnOnce(&Ask, T, &Head, &[generate::Answer]) -> Value,
 ) -> Result<Response, ApiError> {
-    let JsonBody { value, room } = app.bodies.read(request).await?;
+    let JsonBody { value, held, kept_bytes } = app.bodies.read(request).await?;
     let (ask, more) = read(value)?;
-    let (ask, generation) = begin(app, ask).await?;
-    drop(room);
+    let (ask, generation) = begin(app, ask, (held, kept_bytes)).await?;
     let seed = generation.seed;
     let mut response = if ask.stream {
         let encoder = stream(&ask, more, &generation);
@@ -396,7 +430,7 @@ async fn api(
     path: Path,
     read: fn(Value) -> Result<Wanted, ApiError>,
 ) -> Result<Response, ApiError> {
-    let JsonBody { value, room } = app.bodies.read(request).await?;
+    let JsonBody { value, held, kept_bytes } = app.bodies.read(request).await?;
     let began = Instant::now();
     let ask = match read(value)? {
         Wanted::Answer(ask) => *ask,
@@ -410,8 +444,7 @@ async fn api(
             return Ok(json_response(&ollama::loaded(path, &name, "load")));
         }
     };
-    let (ask, generation) = begin(app, ask).await?;
-    drop(room);
+    let (ask, generation) = begin(app, ask, (held, kept_bytes)).await?;
     let name = ask.model.clone().unwrap_or_default();
     let lines = Lines::new(path, name, generation.prompt_tokens, began.elapsed());
     if ask.stream {

@@ -3,10 +3,14 @@
 //! Models write arguments as text or with slips of type. A value is changed only where its schema leaves no doubt and the
 //! change loses nothing; anything else stays as the model wrote it.
 
+use std::cell::Cell;
+
 use serde_json::{Map, Value, json};
 
 /// Nesting that is followed.
 const MAX_DEPTH: usize = 32;
+/// Schemas that are looked at for one call: alternatives of alternatives would be more than anybody waits for.
+const MAX_STEPS: usize = 200_000;
 
 /// A schema of an object with `properties`, whatever form of "no parameters" a client has.
 pub(crate) fn normalised(schema: Option<Value>) -> Result<Value, String> {
@@ -123,6 +127,8 @@ impl Kinds {
 struct Schema<'a> {
     root: &'a Value,
     here: &'a Value,
+    /// Looks that are left.
+    steps: &'a Cell<usize>,
 }
 
 impl<'a> Schema<'a> {
@@ -130,10 +136,20 @@ impl<'a> Schema<'a> {
         Self { here, ..self }
     }
 
+    /// Whether there is another look.
+    fn step(self) -> bool {
+        let left = self.steps.get();
+        self.steps.set(left.saturating_sub(1));
+        left > 0
+    }
+
     /// Follows `$ref`.
     fn resolved(self) -> Self {
         let mut schema = self;
         for _ in 0..MAX_DEPTH {
+            if !self.step() {
+                break;
+            }
             let target = schema.here.get("$ref").and_then(Value::as_str);
             let target = target.and_then(|text| text.strip_prefix('#'));
             match target.and_then(|pointer| self.root.pointer(pointer)) {
@@ -146,7 +162,8 @@ impl<'a> Schema<'a> {
 
     fn kinds(self, depth: usize) -> Kinds {
         let schema = self.resolved();
-        if depth == 0 {
+        // What nobody has looked at may be anything, so its values stay as they are.
+        if depth == 0 || !self.step() {
             return Kinds::ALL;
         }
         if let Some(value) = schema.here.get("const") {
@@ -185,7 +202,8 @@ impl<'a> Schema<'a> {
         }
         let options =
             ["anyOf", "oneOf", "allOf"].iter().filter_map(|key| schema.here.get(key)?.as_array());
-        let found = options.flatten().find_map(|option| own(schema.at(option).resolved()));
+        let options = options.flatten().take_while(|_| self.step());
+        let found = options.into_iter().find_map(|option| own(schema.at(option).resolved()));
         found.map(|found| schema.at(found))
     }
 
@@ -197,7 +215,8 @@ impl<'a> Schema<'a> {
 
 /// Gives arguments that came as JSON the types of their schema.
 pub(crate) fn coerced(arguments: Map<String, Value>, parameters: &Value) -> Map<String, Value> {
-    let schema = Schema { root: parameters, here: parameters };
+    let steps = Cell::new(MAX_STEPS);
+    let schema = Schema { root: parameters, here: parameters, steps: &steps };
     match coerce(Value::Object(arguments), schema, MAX_DEPTH) {
         Value::Object(map) => map,
         _ => unreachable!("an object stays one"),
@@ -274,7 +293,8 @@ fn parsed(text: &str, kinds: Kinds) -> Option<Value> {
 
 /// An argument that came as bare text, as its schema wants it.
 pub(crate) fn from_text(text: &str, name: &str, parameters: &Value) -> Value {
-    let schema = Schema { root: parameters, here: parameters };
+    let steps = Cell::new(MAX_STEPS);
+    let schema = Schema { root: parameters, here: parameters, steps: &steps };
     let Some(property) = schema.property(name) else {
         // Nothing is known of it: JSON where it is JSON.
         return serde_json::from_str(text.trim()).unwrap_or_else(|_| text.into());
@@ -344,6 +364,15 @@ mod tests {
         assert_eq!(value(json!(null), json!({"type": "string"})), Value::Null);
         let recursive = json!({"$ref": "#/properties/x"});
         assert_eq!(value(json!("5"), recursive), "5", "a reference in a circle ends");
+    }
+
+    /// 4^32 looks, on the thread that everybody waits for.
+    #[test]
+    fn alternatives_without_end_are_given_up() {
+        let refer = || json!({"$ref": "#/properties/x"});
+        let endless = json!({"anyOf": [refer(), refer(), refer(), refer()]});
+        assert_eq!(text("5", endless.clone()), 5);
+        assert_eq!(value(json!("5"), endless), "5");
     }
 
     #[test]

@@ -93,7 +93,7 @@ impl EventBody {
                 }
                 Poll::Ready(Some((_, Event::Failed(error)))) => {
                     self.generation = None;
-                    self.encoder.broke(&broke_off(&error), out);
+                    self.encoder.broke(&error, out);
                 }
                 Poll::Ready(Some((index, event))) => {
                     self.encoder.event(index, &event, out);

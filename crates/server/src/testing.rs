@@ -3,15 +3,18 @@
 use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::{Duration, SystemTime};
 
-use session::scheduler::{Choice, Job, JobError, JobEvent, JobReport, SchedulerStats, SubmitError};
+use session::scheduler::{
+    Choice, ChooseError, Job, JobError, JobEvent, JobReport, SchedulerStats, SubmitError,
+};
 use session::{ChatTemplate, Finish, OpenModel, Phase, SamplerConfig, Specials, Tokenizer};
 
 use crate::engine::Runner;
 use crate::grammar::{GrammarError, Grammars};
-use crate::models::{Loaded, ModelInfo, ModelParts, Shelf};
+use crate::models::{Loaded, ModelInfo, Shelf};
 use crate::prompt::Prompts;
 
 struct Demo {
@@ -53,6 +56,10 @@ pub(crate) enum Line {
     Babbles(&'static str),
     /// These tokens, then an error of the disk.
     Breaks(&'static str),
+    /// These tokens; then the engine panics, and with it all that it was at.
+    Dies(&'static str),
+    /// It waits in the queue until the engine panics, or the test lets go of it.
+    Waits,
     /// Nothing is taken: the queue is full.
     Full,
     /// It reads the prompt until it is cancelled.
@@ -68,7 +75,14 @@ pub(crate) struct Script {
     pub(crate) steps: AtomicUsize,
     /// Jobs that ended by being cancelled.
     pub(crate) cancelled: (Mutex<usize>, Condvar),
+    /// The engine has panicked.
+    pub(crate) is_dead: AtomicBool,
+    /// Asking for counters panics.
+    pub(crate) has_bug: AtomicBool,
 }
+
+/// What the engine says when it panics.
+pub(crate) const PANIC: &str = "index out of bounds";
 
 impl Script {
     pub(crate) fn new(lines: impl IntoIterator<Item = Line>) -> Arc<Self> {
@@ -77,6 +91,8 @@ impl Script {
             prompts: Mutex::new(Vec::new()),
             steps: AtomicUsize::new(0),
             cancelled: (Mutex::new(0), Condvar::new()),
+            is_dead: AtomicBool::new(false),
+            has_bug: AtomicBool::new(false),
         })
     }
 
@@ -91,6 +107,16 @@ impl Script {
 
     fn play(&self, line: &Line, job: &mut Job) -> Result<Finish, JobError> {
         let cancelled = || JobError::Cancelled { layer: None };
+        let dead = || JobError::EngineStopped { message: PANIC.to_owned() };
+        if matches!(line, Line::Waits) {
+            while !self.is_dead.load(Ordering::Relaxed) {
+                if job.cancel.is_cancelled() {
+                    return Err(cancelled());
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            return Err(dead());
+        }
         let prompt = job.prompt.len();
         let cached = prompt / 64 * 64;
         job.events.send(JobEvent::Started { prompt, cached });
@@ -108,8 +134,8 @@ impl Script {
         let tokenizer = tokenizer();
         let (text, ends) = match line {
             Line::Says(text) => (*text, true),
-            Line::Babbles(text) | Line::Breaks(text) => (*text, false),
-            Line::Full | Line::Reads => ("", true),
+            Line::Babbles(text) | Line::Breaks(text) | Line::Dies(text) => (*text, false),
+            Line::Full | Line::Reads | Line::Waits => ("", true),
         };
         let mut tokens = tokenizer.encode(text, Specials::Parse).expect("it can be encoded");
         if ends {
@@ -121,7 +147,11 @@ impl Script {
             }
             if step >= tokens.len() && matches!(line, Line::Breaks(_)) {
                 let message = "reading layer 3 failed: input/output error".to_owned();
-                return Err(JobError::EngineStopped { message });
+                return Err(ChooseError::Other(message).into());
+            }
+            if step >= tokens.len() && matches!(line, Line::Dies(_)) {
+                self.is_dead.store(true, Ordering::Relaxed);
+                return Err(dead());
             }
             let token = tokens[step.min(tokens.len() - 1)];
             // The others are possible, so that a grammar has something to choose from.
@@ -146,6 +176,9 @@ pub(crate) struct Player(pub(crate) Arc<Script>);
 impl Runner for Player {
     fn submit(&self, mut job: Job) -> Result<(), SubmitError> {
         let script = Arc::clone(&self.0);
+        if let Some(message) = self.stopped() {
+            return Err(SubmitError::EngineStopped { message });
+        }
         let line = script.lines.lock().unwrap().pop_front().expect("the script has no more lines");
         if matches!(line, Line::Full) {
             let retry_after = Duration::from_secs(7);
@@ -179,8 +212,13 @@ impl Runner for Player {
     }
 
     fn stats(&self) -> SchedulerStats {
+        assert!(!self.0.has_bug.load(Ordering::Relaxed), "a bug");
         let generated_tokens = self.0.steps.load(Ordering::Relaxed) as u64;
         SchedulerStats { generated_tokens, ..SchedulerStats::default() }
+    }
+
+    fn stopped(&self) -> Option<String> {
+        self.0.is_dead.load(Ordering::Relaxed).then(|| PANIC.to_owned())
     }
 
     fn shutdown(&self, _: Duration) {}
@@ -193,6 +231,8 @@ pub(crate) struct Scripts {
     pub(crate) loads: Arc<AtomicUsize>,
     /// Loading fails.
     pub(crate) is_broken: AtomicBool,
+    /// The next load waits here.
+    pub(crate) gate: Mutex<Option<Receiver<()>>>,
 }
 
 /// The models of the shelf.
@@ -205,6 +245,7 @@ impl Scripts {
             script: Arc::clone(script),
             loads: Arc::default(),
             is_broken: AtomicBool::new(false),
+            gate: Mutex::new(None),
         }
     }
 }
@@ -225,9 +266,12 @@ impl Shelf for Scripts {
         if self.is_broken.load(Ordering::Relaxed) {
             return Err("the file ends early".to_owned());
         }
-        Ok(Loaded::new(ModelParts {
+        if let Some(gate) = self.gate.lock().unwrap().take() {
+            gate.recv().expect("the test lets it go on");
+        }
+        Ok(Loaded {
             tokenizer: tokenizer(),
-            template: ChatTemplate::parse(&demo().template).expect("it is a template"),
+            prompts: prompts(),
             grammars: grammars(),
             runner: Box::new(Player(Arc::clone(&self.script))),
             context: 1024,
@@ -237,6 +281,6 @@ impl Shelf for Scripts {
             parameters: 93_500_000,
             quantization: "Q4_K_M".to_owned(),
             memory_bytes: 44 << 20,
-        }))
+        })
     }
 }

@@ -1,6 +1,7 @@
 //! The server as clients meet it, over sockets, with answers that are written down.
 
 mod anthropic;
+mod clients;
 mod golden;
 mod http;
 mod ollama;
@@ -16,7 +17,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::chat::KeepAlive;
-use crate::listen::{Options, Times, serve};
+use crate::listen::{Options, ServeError, Times, serve};
 use crate::testing::{DEMO, Line, Script, Scripts};
 
 /// A server with a script; ends when it is dropped.
@@ -25,7 +26,7 @@ struct Server {
     script: Arc<Script>,
     shelf: Arc<Scripts>,
     stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<Result<(), ServeError>>>,
 }
 
 /// What came back.
@@ -70,6 +71,7 @@ impl Server {
             allow_anyone: false,
             cors_origins: Vec::new(),
             max_body: 64 << 10,
+            request_memory: 8 << 20,
             times: Times::default(),
             max_connections: 16,
             keep_alive: KeepAlive::Forever,
@@ -86,7 +88,7 @@ impl Server {
         let (own_shelf, own_stop) = (Arc::clone(&shelf), Arc::clone(&stop));
         let thread = std::thread::spawn(move || {
             let stop = || own_stop.load(Ordering::Relaxed);
-            serve(options, own_shelf, &stop, |address| sender.send(address).unwrap()).unwrap();
+            serve(options, own_shelf, &stop, |address| sender.send(address).unwrap())
         });
         let address = receiver.recv().unwrap();
         Self { address, script, shelf, stop, thread: Some(thread) }
@@ -123,6 +125,11 @@ impl Server {
         self.request("POST", path, "content-type: application/json\r\n", &body.to_string())
     }
 
+    /// How it ended, when it has.
+    fn ended(mut self) -> Result<(), ServeError> {
+        self.thread.take().unwrap().join().unwrap()
+    }
+
     /// The prompts that reached the model.
     fn prompts(&self) -> Vec<String> {
         self.script.prompts.lock().unwrap().clone()
@@ -132,8 +139,10 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        let ended = self.thread.take().unwrap().join();
-        assert!(std::thread::panicking() || ended.is_ok(), "the server ended with a panic");
+        let Some(thread) = self.thread.take() else { return };
+        let ended = thread.join();
+        let is_fine = matches!(ended, Ok(Ok(())));
+        assert!(std::thread::panicking() || is_fine, "the server ended with {ended:?}");
     }
 }
 

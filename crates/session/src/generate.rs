@@ -30,11 +30,19 @@ pub enum GenerateError {
     /// No token can be chosen.
     #[error(transparent)]
     Sampler(#[from] SamplerError),
-    /// The prompt alone is too long.
+    /// The prompt cannot be continued.
+    #[error(transparent)]
+    Prompt(#[from] PromptError),
+}
+
+/// Why a prompt cannot be continued.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum PromptError {
+    /// It is longer than all that may be read and written.
     #[error(
-        "the prompt has {prompt} tokens and the context holds {context}; shorten it or reserve more with `--context`"
+        "prompt is too long: {prompt} tokens > {context} maximum; shorten it or reserve more with `--context`"
     )]
-    PromptTooLong {
+    TooLong {
         /// Tokens of the prompt.
         prompt: usize,
         /// Positions reserved.
@@ -42,7 +50,21 @@ pub enum GenerateError {
     },
     /// There is nothing to continue.
     #[error("the prompt is empty; give at least one token of text")]
-    EmptyPrompt,
+    Empty,
+}
+
+impl PromptError {
+    /// Whether a prompt of so many tokens can be read in a context of so many positions.
+    ///
+    /// # Errors
+    /// [`PromptError`].
+    pub const fn check(prompt: usize, context: usize) -> Result<(), Self> {
+        match prompt {
+            0 => Err(Self::Empty),
+            _ if prompt > context => Err(Self::TooLong { prompt, context }),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// What an answer cost.
@@ -292,10 +314,5 @@ impl Forced<'_> {
 }
 
 fn check_prompt(tokens: &[u32], network: &Network) -> Result<(), GenerateError> {
-    let context = network.options().context_tokens;
-    match tokens.len() {
-        0 => Err(GenerateError::EmptyPrompt),
-        prompt if prompt > context => Err(GenerateError::PromptTooLong { prompt, context }),
-        _ => Ok(()),
-    }
+    Ok(PromptError::check(tokens.len(), network.options().context_tokens)?)
 }

@@ -24,7 +24,8 @@ mod trace;
 
 pub use engine::{BackendKind, DEFAULT_CONTEXT, Engine, EngineError, EngineOptions, OpenModel};
 pub use generate::{
-    Finish, Forced, ForcedOutcome, GenerateError, Generated, Limits, LogitsRun, generate,
+    Finish, Forced, ForcedOutcome, GenerateError, Generated, Limits, LogitsRun, PromptError,
+    generate,
 };
 pub use hot_set::{HotSet, HotSetError};
 pub use mirrors::{MirrorError, MirrorOptions};

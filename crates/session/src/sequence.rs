@@ -10,7 +10,7 @@ use compute::backend::{Role, Row, SequenceId, SnapshotId};
 use expert_store::NgramCounters;
 use model::{DraftFrom, ExpertCounters, ForwardError, LogitRows, Network};
 
-use crate::generate::GenerateError;
+use crate::generate::PromptError;
 use crate::speculate::{Choose, Speculation, SpeculationCounters};
 
 /// Rows of a pass are a multiple of this, except for the last pass of a prompt.
@@ -368,13 +368,9 @@ impl<'a> Prompt<'a> {
     /// As [`Self::new`], for tokens that may be none.
     ///
     /// # Errors
-    /// [`GenerateError::EmptyPrompt`].
-    pub fn new_checked(tokens: &'a [u32], pass_rows: usize) -> Result<Self, GenerateError> {
-        if tokens.is_empty() {
-            Err(GenerateError::EmptyPrompt)
-        } else {
-            Ok(Self::new(tokens, pass_rows))
-        }
+    /// [`PromptError::Empty`].
+    pub fn new_checked(tokens: &'a [u32], pass_rows: usize) -> Result<Self, PromptError> {
+        if tokens.is_empty() { Err(PromptError::Empty) } else { Ok(Self::new(tokens, pass_rows)) }
     }
 
     /// The usual: logits after the last token.

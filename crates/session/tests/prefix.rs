@@ -11,19 +11,20 @@ use std::time::Duration;
 
 use compute::backend::KvType;
 use session::scheduler::{
-    DiskOptions, PrefixCounters, Scheduler, SchedulerOptions, Serving, StartError,
+    DiskOptions, JobError, PrefixCounters, Scheduler, SchedulerOptions, Serving, StartError,
+    SubmitError,
 };
 use session::{BackendKind, EngineOptions, GRID};
 use units::Bytes;
 
-use jobs::{ANSWER, alone, fixtures, job, submit, text, usual};
+use jobs::{ANSWER, Gated, Logits, alone, fixtures, job, submit, text, usual, with_chooser};
 use support::demo;
 
 /// Enough for all that is kept here.
 const PREFIX: Bytes = Bytes::mib(96);
 
 fn caching(sequences: u32, prefix: Bytes) -> EngineOptions {
-    let serving = Serving { sequences, queue: 4, prefix };
+    let serving = Serving { sequences, queue: 4, prefix, requests: Bytes::ZERO };
     EngineOptions { serving, sweep: false, ..usual(1, 0) }
 }
 
@@ -271,6 +272,47 @@ fn what_is_wrong_on_disk_is_dropped_and_never_used() {
             }
         }
     }
+}
+
+/// A notice is told on the engine's thread, so one that panics is an engine that does.
+#[test]
+fn an_engine_that_panics_tells_everybody_why_and_takes_nothing_more() {
+    let path = fixtures().remove(0);
+    let folder = tempfile::tempdir().unwrap();
+    let prompt = text(vocab(&path), 200, 0);
+    written(&path, folder.path(), &prompt);
+    files(folder.path()).iter().for_each(|file| std::fs::write(file, "damaged").unwrap());
+    let disk = DiskOptions { folder: folder.path().to_owned(), quota: Bytes::gib(1) };
+    let more = SchedulerOptions {
+        disk: Some(disk),
+        notice: Some(|_| panic!("a bug of the engine")),
+        ..SchedulerOptions::default()
+    };
+    let engine = support::engine(&path, caching(2, PREFIX));
+    let scheduler = Scheduler::start(engine, more).unwrap();
+    assert_eq!(scheduler.stopped(), None);
+    // One runs, one meets the bug on its way to the other sequence, one waits.
+    let (open, gate) = std::sync::mpsc::channel();
+    let other = text(vocab(&path), 20, 1);
+    let gated = Gated { gate, chosen: 0 };
+    let (running, running_heard) = with_chooser(&other, 100, gated, Logits::default());
+    scheduler.submit(running).unwrap();
+    running_heard.await_tokens(1);
+    let others = [&prompt, &other].map(|prompt| submit(&scheduler, prompt, ANSWER));
+    drop(open);
+    for heard in [&running_heard].into_iter().chain(&others) {
+        let error = heard.outcome().end.unwrap_err();
+        assert!(
+            matches!(&error, JobError::EngineStopped { message } if message == "a bug of the engine"),
+            "{error}"
+        );
+    }
+    let message = "a bug of the engine".to_owned();
+    assert_eq!(scheduler.stopped().as_ref(), Some(&message));
+    let refused = scheduler.submit(job(&other, 1).0).unwrap_err();
+    assert_eq!(refused, SubmitError::EngineStopped { message });
+    let stats = scheduler.stats();
+    assert_eq!((stats.failed, stats.running, stats.queued), (3, 0, 0));
 }
 
 #[test]

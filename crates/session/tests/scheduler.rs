@@ -19,7 +19,7 @@ use session::scheduler::{
     Choice, ChooseError, Chooser, EventSink, Job, JobError, JobEvent, Scheduler, SchedulerOptions,
     SchedulerStats, Serving, StartError, SubmitError,
 };
-use session::{BackendKind, EngineOptions, Finish, SpeculationOptions};
+use session::{BackendKind, EngineOptions, Finish, PromptError, SpeculationOptions};
 use units::{Bytes, ExpertKey};
 
 use jobs::{
@@ -320,9 +320,10 @@ fn what_cannot_run_is_refused_with_what_is_wrong() {
     let scheduler = start(&fixtures()[0], usual(1, 2));
     let (context, vocab) = (scheduler.context_tokens(), scheduler.config().vocab);
     let refused = |prompt: &[u32]| scheduler.submit(job(prompt, 1).0).unwrap_err();
-    assert_eq!(refused(&[]), SubmitError::EmptyPrompt);
+    assert_eq!(refused(&[]), SubmitError::Prompt(PromptError::Empty));
     let prompt = context + 1;
-    assert_eq!(refused(&vec![1; prompt]), SubmitError::PromptTooLong { prompt, context });
+    let too_long = PromptError::TooLong { prompt, context };
+    assert_eq!(refused(&vec![1; prompt]), SubmitError::Prompt(too_long));
     assert_eq!(refused(&[1, vocab]), SubmitError::TokenOutOfRange { token: vocab, vocab });
     // What fills the context gives one token, and no room is left.
     let full = submit(&scheduler, &text(vocab, context, 0), 10).finished();
@@ -520,7 +521,8 @@ fn a_shutdown_ends_everything_and_gives_the_engine_back() {
 #[test]
 fn what_jobs_take_is_in_the_plan() {
     for path in fixtures() {
-        let serving = Serving { sequences: 4, queue: 8, prefix: Bytes::mib(1) };
+        let serving =
+            Serving { sequences: 4, queue: 8, prefix: Bytes::mib(1), requests: Bytes::mib(2) };
         let options = EngineOptions { serving, ..usual(1, 0) };
         let one = support::engine(&path, usual(1, 0)).plan;
         let scheduler = start(&path, options);

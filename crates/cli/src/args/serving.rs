@@ -48,7 +48,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SIZE", default_value = "8MiB", help_heading = "Network")]
     pub(crate) max_body: Bytes,
     /// Connections at once
-    #[arg(long, value_name = "N", default_value_t = 256, help_heading = "Network", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 128, help_heading = "Network", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) max_connections: u16,
     /// Requests that run side by side, each with the whole context
     #[arg(long, value_name = "N", default_value_t = 2, help_heading = "Requests", value_parser = clap::value_parser!(u16).range(1..=64))]
@@ -77,6 +77,9 @@ pub(crate) struct ServeArgs {
     /// Write a line for every request; never what it says
     #[arg(long, help_heading = "Requests")]
     pub(crate) log_requests: bool,
+    /// Memory for bodies and grammars of all requests [default: 1/32 of --memory, 6 to 64 MiB]
+    #[arg(long, value_name = "SIZE", help_heading = "Memory")]
+    pub(crate) request_memory: Option<Bytes>,
     /// Memory for beginnings of prompts that come again
     #[arg(long, value_name = "SIZE", default_value = "0", help_heading = "Memory")]
     pub(crate) prefix_memory: Bytes,

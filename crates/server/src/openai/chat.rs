@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{FINGERPRINT, HARMLESS, MAX_N, MAX_TOP};
 use crate::answerer::Event;
-use crate::chat::{Ask, Call, Input, Thinking, TokenChance, Usage, new_id};
+use crate::chat::{Ask, Call, Input, TokenChance, Usage, new_id};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::generate::{Answer, Generation};
@@ -59,22 +59,8 @@ pub(crate) fn parse(body: Value) -> Result<(Ask, Options), ApiError> {
     ask.parallel = fields.flag("parallel_tool_calls")?.unwrap_or(true);
     ask.format = super::response_format(fields.object("response_format")?)?;
     super::template(&mut fields, &mut ask)?;
-    if let Some(word) = fields.text("reasoning_effort")? {
-        ask.thinking = super::effort(&word, "reasoning_effort")?;
-    }
-    if let Some(mut reasoning) = fields.object("reasoning")? {
-        // As some gateways have it.
-        if let Some(word) = reasoning.text("effort")? {
-            ask.thinking = super::effort(&word, "reasoning.effort")?;
-        }
-        reasoning.ignore(&["exclude", "enabled", "summary"]);
-        reasoning.end()?;
-    }
-    if let Some(think) = fields.flag("enable_thinking")? {
-        ask.thinking =
-            if think { Thinking::On { effort: None, budget: None } } else { Thinking::Off };
-    }
-    fields.ignore(&HARMLESS);
+    ask.thinking = super::thinking(&mut fields)?;
+    fields.ignore(HARMLESS);
     fields.end()?;
     Ok((ask.checked()?, Options { include_usage }))
 }

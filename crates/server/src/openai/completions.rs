@@ -45,7 +45,7 @@ pub(crate) fn parse(body: Value) -> Result<(Ask, Options), ApiError> {
     ask.max_tokens = Some(most.unwrap_or(DEFAULT_TOKENS) as usize);
     ask.logprobs = fields.whole("logprobs", 0..=MAX_LOGPROBS)?.map(|n| n as usize);
     ask.format = super::response_format(fields.object("response_format")?)?;
-    fields.ignore(&HARMLESS);
+    fields.ignore(HARMLESS);
     fields.end()?;
     Ok((ask.checked()?, Options { include_usage }))
 }

@@ -41,11 +41,15 @@ pub(crate) fn error(error: &ApiError) -> Value {
 pub(crate) fn model(info: &ModelInfo) -> Value {
     let since = info.modified.duration_since(std::time::UNIX_EPOCH);
     let created = since.map_or(0, |since| since.as_secs());
-    json!({ "id": info.name, "object": "model", "created": created, "owned_by": "sakia" })
+    // Anthropic's clients ask at the same path, and read the other half.
+    json!({ "id": info.name, "object": "model", "created": created, "owned_by": "sakia",
+            "type": "model", "display_name": info.name,
+            "created_at": crate::ollama::timestamp(info.modified) })
 }
 
-/// Fields that change nothing here.
-const HARMLESS: [&str; 12] = [
+/// Fields that change nothing here: they say who asks, what a service may keep, and how gateways and other servers pass a
+/// request on or report on it.
+const HARMLESS: &[&str] = &[
     "user",
     "metadata",
     "store",
@@ -56,8 +60,42 @@ const HARMLESS: [&str; 12] = [
     "prompt_cache_options",
     "prediction",
     "cache_prompt",
+    "cache_control",
     "verbosity",
     "stream_options",
+    "usage",
+    "provider",
+    "transforms",
+    "session_id",
+    "trace",
+    "include_reasoning",
+    "reasoning_split",
+    "timings_per_token",
+    "return_progress",
+    "id_slot",
+    "keep_alive",
+    "client_metadata",
+];
+
+/// Fields of messages that clients send back with what they were sent, or keep for themselves.
+const HARMLESS_IN_MESSAGES: &[&str] = &[
+    "refusal",
+    "annotations",
+    "parsed",
+    "reasoning_details",
+    "reasoning_opaque",
+    "reasoning_text",
+    "thinking",
+    "thinking_blocks",
+    "provider_specific_fields",
+    "tool_name",
+    "cache_control",
+    "id",
+    "created",
+    "created_at",
+    "model",
+    "type",
+    "metadata",
 ];
 
 /// Settings of the sampler.
@@ -131,6 +169,43 @@ pub(crate) fn effort(word: &str, at: &str) -> Result<Thinking, ApiError> {
         }
         _ => Err(wrong(at, &word.into(), "none, minimal, low, medium, high, xhigh or max")),
     }
+}
+
+/// How much the model is to think, in all the ways in which clients of this dialect say so; the last one counts.
+pub(crate) fn thinking(fields: &mut Fields) -> Result<Thinking, ApiError> {
+    let mut thinking = Thinking::Default;
+    if let Some(word) = fields.text("reasoning_effort")? {
+        thinking = effort(&word, "reasoning_effort")?;
+    }
+    if let Some(mut reasoning) = fields.object("reasoning")? {
+        // As gateways have it.
+        if let Some(word) = reasoning.text("effort")? {
+            thinking = effort(&word, "reasoning.effort")?;
+        }
+        let budget = reasoning.whole("max_tokens", 1..=i64::from(u32::MAX))?;
+        match (reasoning.flag("enabled")?, budget) {
+            (Some(false), _) => thinking = Thinking::Off,
+            (None, None) => {}
+            (_, budget) => thinking = thinking.on(budget),
+        }
+        reasoning.ignore(&["exclude", "summary"]);
+        reasoning.end()?;
+    }
+    if let Some(mut switch) = fields.object("thinking")? {
+        // As several services have it.
+        let budget = switch.whole("budget_tokens", 1..=i64::from(u32::MAX))?;
+        match switch.needed_text("type")?.as_str() {
+            "disabled" => thinking = Thinking::Off,
+            "enabled" | "adaptive" | "auto" => thinking = thinking.on(budget),
+            other => return Err(switch.wrong("type", &other.into(), "enabled or disabled")),
+        }
+        switch.ignore(&["clear_thinking"]);
+        switch.end()?;
+    }
+    if let Some(think) = fields.flag("enable_thinking")? {
+        thinking = if think { thinking.on(None) } else { Thinking::Off };
+    }
+    Ok(thinking)
 }
 
 /// Variables for the template, as other servers take them.
@@ -303,7 +378,7 @@ fn message(value: Value, at: &str) -> Result<Message, ApiError> {
     for (index, value) in fields.list("tool_calls")?.unwrap_or_default().into_iter().enumerate() {
         message.calls.push(call(value, &format!("{at}.tool_calls[{index}]"))?);
     }
-    fields.ignore(&["refusal", "annotations", "reasoning_details", "thinking", "tool_name"]);
+    fields.ignore(HARMLESS_IN_MESSAGES);
     fields.refuse(&[("audio", "there is no sound"), ("function_call", "use `tool_calls`")])?;
     fields.end()?;
     Ok(message)

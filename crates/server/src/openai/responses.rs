@@ -5,7 +5,9 @@ use serde_json::{Value, json};
 use super::chat::Head;
 use super::{HARMLESS, MAX_TOP};
 use crate::answerer::Event;
-use crate::chat::{Ask, Call, Finish, Input, Message, Role, TokenChance, Usage, new_id};
+use crate::chat::{
+    Ask, Call, Finish, Input, Message, Role, TokenChance, Tool, Usage, check_name, new_id,
+};
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
 use crate::generate::{Answer, Collector};
@@ -25,6 +27,8 @@ pub(crate) struct Echo {
     temperature: Option<f32>,
     top_p: Option<f32>,
     reasoning: Value,
+    /// Names of groups of tools.
+    namespaces: Vec<String>,
 }
 
 /// Reads a request.
@@ -56,7 +60,7 @@ pub(crate) fn parse(body: Value) -> Result<(Ask, Echo), ApiError> {
     let include = super::texts(fields.list("include")?.unwrap_or_default(), "include")?;
     let wants_logprobs = include.iter().any(|name| name == "message.output_text.logprobs");
     ask.logprobs = (wants_logprobs || top > 0).then_some(top);
-    ask.tools = super::tools(&mut fields)?;
+    (ask.tools, echo.namespaces) = tools(&mut fields)?;
     ask.tool_choice = super::tool_choice(&mut fields)?;
     ask.parallel = fields.flag("parallel_tool_calls")?.unwrap_or(true);
     echo.parallel = ask.parallel;
@@ -76,13 +80,41 @@ pub(crate) fn parse(body: Value) -> Result<(Ask, Echo), ApiError> {
             ask.thinking = super::effort(&word, "reasoning.effort")?;
             echo.reasoning["effort"] = word.into();
         }
-        reasoning.ignore(&["summary", "generate_summary"]);
+        reasoning.ignore(&["summary", "generate_summary", "context", "mode"]);
         reasoning.end()?;
     }
-    fields.ignore(&HARMLESS);
-    fields.ignore(&["truncation", "max_tool_calls", "client_metadata"]);
+    fields.ignore(HARMLESS);
+    fields.ignore(&["truncation", "max_tool_calls", "context_management", "background_options"]);
     fields.end()?;
     Ok((ask.checked()?, echo))
+}
+
+/// All tools, and the names of their groups. A tool of a group is one of the name `group.tool`; a search that a service
+/// would make is left out: it is an offer that the model may leave, and here nobody would make it.
+fn tools(fields: &mut Fields) -> Result<(Vec<Tool>, Vec<String>), ApiError> {
+    let (mut tools, mut groups) = (Vec::new(), Vec::new());
+    for (index, value) in fields.list("tools")?.unwrap_or_default().into_iter().enumerate() {
+        let at = format!("tools[{index}]");
+        let form = value["type"].as_str().unwrap_or_default();
+        if form.starts_with("web_search") {
+            continue;
+        }
+        if form != "namespace" {
+            tools.push(super::tool(value, &at)?);
+            continue;
+        }
+        let mut group = Fields::of(value, &at)?;
+        let name = group.needed_text("name")?;
+        for (index, value) in group.list("tools")?.unwrap_or_default().into_iter().enumerate() {
+            let at = format!("{at}.tools[{index}]");
+            let tool = super::tool(value, &at)?;
+            let full = format!("{name}.{}", tool.name);
+            check_name(&full, &at)?;
+            tools.push(Tool { name: full, ..tool });
+        }
+        groups.push(name);
+    }
+    Ok((tools, groups))
 }
 
 fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
@@ -119,7 +151,10 @@ fn read_items(items: Vec<Value>, out: &mut Vec<Message>) -> Result<(), ApiError>
                 let path = fields.path("arguments");
                 let call = Call {
                     id: fields.needed_text("call_id")?,
-                    name: fields.needed_text("name")?,
+                    name: match fields.text("namespace")? {
+                        Some(group) => format!("{group}.{}", fields.needed_text("name")?),
+                        None => fields.needed_text("name")?,
+                    },
                     arguments: super::arguments(fields.take("arguments"), &path)?,
                 };
                 if let Some(last) = out.last_mut().filter(|last| last.role == Role::Assistant) {
@@ -201,9 +236,16 @@ fn reasoning_item(id: &str, text: &str, status: &str) -> Value {
     json!({ "id": id, "type": "reasoning", "summary": [], "content": content, "status": status })
 }
 
-fn call_item(id: &str, call: &Call, arguments: &str, status: &str) -> Value {
-    json!({ "id": id, "type": "function_call", "call_id": call.id, "name": call.name,
-            "arguments": arguments, "status": status })
+fn call_item(id: &str, call: &Call, arguments: &str, status: &str, groups: &[String]) -> Value {
+    let rest = |group: &str| call.name.strip_prefix(group)?.strip_prefix('.');
+    let group = groups.iter().find_map(|group| Some((group, rest(group)?)));
+    let name = group.map_or(call.name.as_str(), |(_, name)| name);
+    let mut item = json!({ "id": id, "type": "function_call", "call_id": call.id, "name": name,
+                           "arguments": arguments, "status": status });
+    if let Some((group, _)) = group {
+        item["namespace"] = group.as_str().into();
+    }
+    item
 }
 
 /// A response around its output.
@@ -242,7 +284,8 @@ pub(crate) fn whole(head: &Head, echo: &Echo, answer: &Answer) -> Value {
         output.push(message_item(&new_id("msg_"), status, &json!([part])));
     }
     for call in &answer.calls {
-        output.push(call_item(&new_id("fc_"), call, &call.arguments_text(), "completed"));
+        let (id, arguments) = (new_id("fc_"), call.arguments_text());
+        output.push(call_item(&id, call, &arguments, "completed", &echo.namespaces));
     }
     response(head, echo, status, &output.into(), Some(&answer.usage))
 }
@@ -363,13 +406,17 @@ impl Events {
     fn call(&mut self, call: &Call, out: &mut String) {
         self.close("completed", out);
         let (id, index, arguments) = (new_id("fc_"), self.output.len(), call.arguments_text());
-        self.added(&call_item(&id, call, "", "in_progress"), out);
+        let item = |arguments: &str, status| {
+            call_item(&id, call, arguments, status, &self.echo.namespaces)
+        };
+        let (begun, complete) = (item("", "in_progress"), item(&arguments, "completed"));
+        self.added(&begun, out);
         let delta = json!({ "item_id": id, "output_index": index, "delta": arguments });
         self.send("response.function_call_arguments.delta", delta, out);
         let done = json!({ "item_id": id, "output_index": index, "name": call.name,
                            "arguments": arguments });
         self.send("response.function_call_arguments.done", done, out);
-        self.done(call_item(&id, call, &arguments, "completed"), out);
+        self.done(complete, out);
     }
 }
 

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::{Server, read_reply};
+use super::{Reply, ServeError, Server, read_reply};
 use crate::Times;
-use crate::testing::Line;
+use crate::testing::{Line, PANIC};
 
 const CHAT: &str = "/v1/chat/completions";
 const STREAM: &str = r#"{"messages":[{"role":"user","content":"x"}],"stream":true}"#;
+const FOR_EVER: Duration = Duration::from_hours(1);
 const WHOLE: &str = r#"{"messages":[{"role":"user","content":"x"}]}"#;
 
 /// Sends a request, waits for a text in what comes back, and hangs up.
@@ -213,6 +214,7 @@ fn nobody_waits_for_a_client_that_is_slow_on_purpose() {
         head: Duration::from_millis(200),
         pause: Duration::from_millis(100),
         body: Duration::from_millis(300),
+        ..Times::default()
     };
     let server = Server::with([], |options| (options.times, options.max_connections) = (times, 4));
     let host = server.address;
@@ -235,6 +237,127 @@ fn nobody_waits_for_a_client_that_is_slow_on_purpose() {
     // Four such clients took every connection, and gave all of them back.
     assert_eq!(server.get("/health").status, 200);
     assert!(server.get("/metrics").body.contains("\nsakia_connections_refused_total 0\n"));
+}
+
+#[test]
+fn requests_take_no_more_memory_than_there_is_for_all_of_them() {
+    let server = Server::with([Line::Waits, Line::Waits, Line::Waits, Line::Waits], |options| {
+        options.request_memory = 100 << 10;
+    });
+    let body = |n: usize, bytes: usize| {
+        json!({ "messages": [{ "role": "user", "content": "x" }], "stream": true, "n": n,
+                "user": "u".repeat(bytes) })
+        .to_string()
+    };
+    let post = |body: &str| server.request("POST", CHAT, "", body);
+    // Six copies of it are more than there is.
+    assert_eq!(post(&body(1, 20 << 10)).status, 413);
+    // One that gets as far as being read has a mistake.
+    let is_full = || {
+        let reply = post(&body(0, 10 << 10));
+        assert!(matches!(reply.status, 400 | 503), "{}", reply.body);
+        assert!(reply.status == 400 || reply.header("retry-after") == Some("2"));
+        reply.status == 503
+    };
+    assert!(!is_full());
+    let text = server.text("POST", CHAT, "", &body(1, 10 << 10));
+    let (now, later) = text.split_at(text.len() - 9);
+    let mut held = vec![server.connect()];
+    held[0].write_all(now.as_bytes()).unwrap();
+    while !is_full() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    held[0].write_all(later.as_bytes()).unwrap();
+    // What is being answered counts too, but once.
+    for answers in 1..=4 {
+        while server.prompts().len() < answers {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if answers < 4 {
+            held.push(server.connect());
+            held[answers].write_all(text.as_bytes()).unwrap();
+        }
+    }
+    assert!(is_full(), "four are being answered");
+    drop(held);
+    server.script.wait_for_cancelled(4);
+    while is_full() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn grammars_take_their_share_of_the_memory() {
+    let lines = [Line::Babbles("x"), Line::Babbles("x")];
+    let server = Server::with(lines, |options| options.request_memory = 700 << 10);
+    let ask = |n: usize| {
+        json!({ "messages": [{ "role": "user", "content": "x" }], "n": n, "max_tokens": 4,
+                "response_format": { "type": "json_object" } })
+    };
+    assert_eq!(server.post(CHAT, &ask(1)).status, 200);
+    let refused = server.post(CHAT, &ask(2));
+    assert_eq!(refused.status, 413, "{}", refused.body);
+    assert_eq!(server.post(CHAT, &ask(1)).status, 200, "it was given back");
+}
+
+#[test]
+fn a_request_that_panics_is_answered_and_others_are_too() {
+    let server = Server::start([Line::Says("x"), Line::Says("x")]);
+    assert_eq!(server.request("POST", CHAT, "", WHOLE).status, 200);
+    server.script.has_bug.store(true, Ordering::Relaxed);
+    let reply = server.get("/api/ps");
+    assert_eq!(reply.status, 500, "{}", reply.head);
+    assert!(reply.json()["error"].as_str().unwrap().contains("this is a bug"));
+    server.script.has_bug.store(false, Ordering::Relaxed);
+    assert_eq!(server.request("POST", CHAT, "", WHOLE).status, 200);
+}
+
+/// What a panic of the engine is to those who are being answered, who wait, and who come later.
+#[test]
+fn an_engine_that_panics_is_told_to_everybody_in_their_own_words_and_ends_the_server() {
+    let paths = [CHAT, "/v1/responses", "/v1/messages", "/api/chat"];
+    for path in paths {
+        let lines = [Line::Waits, Line::Dies("Hello")];
+        let server = Server::with(lines, |options| options.times.last_words = FOR_EVER);
+        let body = |stream: bool| {
+            let field = if path.ends_with("responses") { "input" } else { "messages" };
+            let mut body = json!({ "model": "demo", "stream": stream,
+                                   field: [{ "role": "user", "content": "x" }] });
+            if path == "/v1/messages" {
+                body["max_tokens"] = 9.into();
+            }
+            body
+        };
+        let waits = std::thread::scope(|scope| {
+            let waits = scope.spawn(|| server.post(path, &body(false)));
+            while server.prompts().is_empty() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let told = server.post(path, &body(true));
+            assert_eq!(told.status, 200);
+            assert!(told.body.contains("Hel") && told.body.contains(PANIC), "{}", told.body);
+            waits.join().unwrap()
+        });
+        let late = server.post(path, &body(true));
+        let error = |reply: &Reply| {
+            let error = reply.json()["error"].clone();
+            error.as_str().or_else(|| error["message"].as_str()).unwrap().to_owned()
+        };
+        for reply in [&waits, &late] {
+            assert_eq!(reply.status, 500, "{path}: {}", reply.body);
+            assert!(error(reply).contains(PANIC), "{path}: {}", reply.body);
+        }
+        let health = server.get("/health");
+        assert_eq!((health.status, &health.json()["status"]), (503, &json!("failed")));
+        assert!(health.body.contains(PANIC), "{}", health.body);
+        server.stop.store(true, Ordering::Relaxed);
+        let ended = server.ended().unwrap_err().to_string();
+        assert!(ended.contains(PANIC), "{ended}");
+    }
+    let dies = Server::with([Line::Dies("x")], |options| options.times.last_words = Duration::ZERO);
+    assert_eq!(dies.request("POST", CHAT, "", WHOLE).status, 500);
+    // Nobody tells it to end.
+    assert!(matches!(dies.ended(), Err(ServeError::EngineStopped(message)) if message == PANIC));
 }
 
 #[test]

@@ -13,6 +13,7 @@ use super::stats::SchedulerStats;
 use super::worker::Worker;
 use super::{SchedulerOptions, Serving, StartError, SubmitError};
 use crate::engine::Engine;
+use crate::generate::PromptError;
 use crate::tokenizer::Tokenizer;
 
 /// An engine that serves jobs. Dropping it cuts them and waits for the engine's thread.
@@ -46,18 +47,18 @@ impl Scheduler {
     /// # Errors
     /// [`SubmitError`]; the job is dropped.
     pub fn submit(&self, job: Job) -> Result<JobId, SubmitError> {
-        let (prompt, context) = (job.prompt.len(), self.context_tokens());
-        if prompt == 0 {
-            return Err(SubmitError::EmptyPrompt);
-        }
-        if prompt > context {
-            return Err(SubmitError::PromptTooLong { prompt, context });
-        }
+        PromptError::check(job.prompt.len(), self.context_tokens())?;
         let vocab = self.config.vocab;
         if let Some(&token) = job.prompt.iter().find(|token| **token >= vocab) {
             return Err(SubmitError::TokenOutOfRange { token, vocab });
         }
         self.shared.submit(job)
+    }
+
+    /// What the engine said when it panicked, if it did. It is gone then, its jobs were told, and its memory is not given
+    /// back: nobody knows what it was doing.
+    pub fn stopped(&self) -> Option<String> {
+        self.shared.stopped()
     }
 
     /// How it goes. Numbers are those after the last pass, but for the queue and for layers.

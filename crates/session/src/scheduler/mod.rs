@@ -23,6 +23,8 @@ use std::time::Duration;
 use expert_store::Notice;
 use units::{Bytes, ExpertKey};
 
+use crate::generate::PromptError;
+
 pub use handle::Scheduler;
 pub use job::{
     CancelToken, Choice, ChooseError, Chooser, EventSink, Job, JobError, JobEvent, JobId,
@@ -39,6 +41,8 @@ pub struct Serving {
     pub queue: u32,
     /// Bytes of prefixes that are kept in memory, apart from those that sequences still hold.
     pub prefix: Bytes,
+    /// Bytes of what whoever submits jobs keeps of requests besides: connections, bodies, grammars.
+    pub requests: Bytes,
 }
 
 /// Most jobs side by side: each row of logits of a model with 150,000 words takes 0.6 MB.
@@ -54,18 +58,17 @@ impl Serving {
         if self.prefix > Bytes::ZERO { 3 } else { 2 }
     }
 
-    /// Bytes of jobs, with their tokens twice (those of the prompt, and those that a sequence holds), and of what is
-    /// known of prefixes.
+    /// Bytes of requests, and of jobs, with their tokens twice (those of the prompt, and those that a sequence holds).
     pub(crate) fn overhead(&self, context: u32) -> u64 {
         let jobs = u64::from(self.sequences) + u64::from(self.queue);
-        jobs * (JOB_BYTES + 8 * u64::from(context))
+        self.requests.0 + jobs * (JOB_BYTES + 8 * u64::from(context))
     }
 }
 
 impl Default for Serving {
     /// One sequence, as for a person at a terminal.
     fn default() -> Self {
-        Self { sequences: 1, queue: 0, prefix: Bytes::ZERO }
+        Self { sequences: 1, queue: 0, prefix: Bytes::ZERO, requests: Bytes::ZERO }
     }
 }
 
@@ -142,19 +145,9 @@ pub enum SubmitError {
         /// When one of them will probably have begun: whole seconds, at least one.
         retry_after: Duration,
     },
-    /// The prompt does not fit.
-    #[error(
-        "the prompt has {prompt} tokens and the context holds {context}; shorten it or reserve more with `--context`"
-    )]
-    PromptTooLong {
-        /// Tokens of the prompt.
-        prompt: usize,
-        /// Positions of a sequence.
-        context: usize,
-    },
-    /// There is nothing to continue.
-    #[error("the prompt is empty; give at least one token of text")]
-    EmptyPrompt,
+    /// The prompt cannot be continued.
+    #[error(transparent)]
+    Prompt(#[from] PromptError),
     /// A token that the model does not have.
     #[error("token id {token} is outside of the model's vocabulary of {vocab}")]
     TokenOutOfRange {
@@ -166,4 +159,10 @@ pub enum SubmitError {
     /// No job is taken any more.
     #[error("the server is shutting down")]
     ShuttingDown,
+    /// The engine panicked and is gone: no job is taken any more.
+    #[error("the engine stopped: {message}; this is a bug")]
+    EngineStopped {
+        /// What it said.
+        message: String,
+    },
 }

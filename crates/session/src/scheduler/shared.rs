@@ -24,6 +24,8 @@ pub(super) struct State {
     pub(super) queue: VecDeque<Waiting>,
     /// Set when no job is taken any more: when those that run are cut.
     pub(super) closing: Option<Instant>,
+    /// What the engine's thread said when it panicked.
+    stopped: Option<String>,
     pub(super) stats: SchedulerStats,
     next: u64,
     /// Seconds that a job takes from its start to its end, on average.
@@ -59,6 +61,19 @@ impl State {
         });
     }
 
+    /// Fails all jobs that wait: none is begun any more.
+    fn refuse_waiting(&mut self) {
+        let Self { queue, stats, stopped, .. } = self;
+        for mut waiting in queue.drain(..) {
+            stats.failed += 1;
+            let error = match stopped.clone() {
+                Some(message) => JobError::EngineStopped { message },
+                None => JobError::ShuttingDown,
+            };
+            fail(&mut waiting.job, error);
+        }
+    }
+
     /// When a job that does not fit into the queue may try again.
     fn retry_after(&self, serving: Serving) -> Duration {
         let turns = self.queue.len().div_ceil(serving.sequences as usize).max(1);
@@ -90,6 +105,9 @@ impl Shared {
 
     pub(super) fn submit(&self, mut job: Job) -> Result<JobId, SubmitError> {
         let mut state = self.lock();
+        if let Some(message) = state.stopped.clone() {
+            return Err(SubmitError::EngineStopped { message });
+        }
         if state.closing.is_some() {
             return Err(SubmitError::ShuttingDown);
         }
@@ -130,6 +148,17 @@ impl Shared {
         self.wake.notify_all();
     }
 
+    /// The engine's thread has panicked: from now on that is why no job is taken.
+    pub(super) fn stop(&self, message: &str) {
+        self.lock().stopped = Some(message.to_owned());
+        self.close(Duration::ZERO);
+    }
+
+    /// What the engine's thread said when it panicked, if it did.
+    pub(super) fn stopped(&self) -> Option<String> {
+        self.lock().stopped.clone()
+    }
+
     /// When those that run are cut, if the engine is shutting down.
     pub(super) fn closing(&self) -> Option<Instant> {
         self.lock().closing
@@ -148,10 +177,7 @@ impl Shared {
         loop {
             state.drop_cancelled();
             if state.closing.is_some() {
-                for mut waiting in std::mem::take(&mut state.queue) {
-                    fail(&mut waiting.job, JobError::ShuttingDown);
-                    state.stats.failed += 1;
-                }
+                state.refuse_waiting();
             }
             let n = free.min(state.queue.len());
             let next: Vec<Waiting> = state.queue.drain(..n).collect();

@@ -1,5 +1,6 @@
 //! The engine's thread: who runs, which rows make the next pass, what becomes of it.
 
+use std::collections::VecDeque;
 use std::ops::{ControlFlow, Range};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -84,6 +85,8 @@ pub(super) struct Worker {
     options: SchedulerOptions,
     shared: Arc<Shared>,
     seats: Vec<Seat>,
+    /// Jobs that have left the queue and are about to get a sequence.
+    entering: VecDeque<Waiting>,
     prefixes: Prefixes,
     pace: Pace,
     /// Passes over prompts: who is dealt rows first.
@@ -113,7 +116,8 @@ impl Worker {
             .map(|_| Seat::open(&mut engine.network, prefix > Bytes::ZERO))
             .collect::<Result<_, ForwardError>>()?;
         let pace = Pace::default();
-        Ok(Self { engine, options, shared, seats, prefixes, pace, turn: 0, left: 0 })
+        let entering = VecDeque::with_capacity(sequences as usize);
+        Ok(Self { engine, options, shared, seats, entering, prefixes, pace, turn: 0, left: 0 })
     }
 
     /// Serves until the scheduler is shut down; gives the engine back unless it panicked.
@@ -123,12 +127,12 @@ impl Worker {
             return Some(self.engine);
         };
         let message = panic_text(&*panic);
-        self.shared.close(Duration::ZERO);
-        for seat in &mut self.seats {
-            if let Some(running) = &mut seat.running {
-                fail(&mut running.job, JobError::EngineStopped { message: message.clone() });
-            }
-            seat.running = None;
+        self.shared.stop(&message);
+        let running = self.seats.iter_mut().filter_map(|seat| seat.running.take());
+        let jobs = running.map(|running| running.job);
+        for mut job in jobs.chain(self.entering.drain(..).map(|waiting| waiting.job)) {
+            self.shared.lock().stats.failed += 1;
+            fail(&mut job, JobError::EngineStopped { message: message.clone() });
         }
         // Nothing runs and nothing is taken any more, so this gives nothing and tells those that wait.
         while self.shared.next(0, 0).is_some() {}
@@ -149,8 +153,9 @@ impl Worker {
             }
             let free = self.seats.len() - running;
             let Some(next) = self.shared.next(free, running) else { return };
-            for waiting in next {
-                self.admit(waiting);
+            self.entering = next.into();
+            while !self.entering.is_empty() {
+                self.admit();
             }
             self.reap();
             if let Some(pass) = self.next_pass() {
@@ -170,10 +175,12 @@ impl Worker {
         self.seats.iter().filter_map(|seat| seat.running.as_ref())
     }
 
-    /// Gives a job the free sequence that spares it most, and of those the one where that costs least.
-    fn admit(&mut self, waiting: Waiting) {
+    /// Gives the first of those that enter the free sequence that spares it most, and of those the one where that costs
+    /// least.
+    fn admit(&mut self) {
+        let Self { seats, prefixes, engine, entering, .. } = self;
+        let Some(waiting) = entering.front() else { return };
         let prompt = &waiting.job.prompt;
-        let Self { seats, prefixes, engine, .. } = self;
         let free = seats.iter().filter(|seat| seat.running.is_none());
         let held = free.map(|seat| seat.reusable(prompt)).max().unwrap_or(0);
         let from_disk = prefixes.load(&engine.network, prompt, held);
@@ -193,6 +200,7 @@ impl Worker {
             prefixes.count(held, 0, 0);
         }
         let at = held.max(cached);
+        let waiting = entering.pop_front().expect("it was there");
         let mut running = Running::new(waiting, at, known);
         let prompt = running.job.prompt.len();
         tell(&mut running, JobEvent::Started { prompt, cached: at });

@@ -26,7 +26,7 @@ pub(crate) fn fixtures() -> Vec<PathBuf> {
 }
 
 pub(crate) fn usual(sequences: u32, queue: u32) -> EngineOptions {
-    let serving = Serving { sequences, queue, prefix: Bytes::ZERO };
+    let serving = Serving { sequences, queue, prefix: Bytes::ZERO, requests: Bytes::ZERO };
     EngineOptions {
         activations: Activations::Q8,
         kv: KvType::F16,
