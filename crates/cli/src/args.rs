@@ -1,18 +1,21 @@
 //! The command line.
 
+mod disk;
+mod lookahead;
 mod serving;
 
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use compute::backend::{Activations, KvType};
-use expert_store::{DirectMode, ReaderKind};
+use expert_store::{DirectMode, ReaderKind, SimulatedDisk};
 use model::Lookahead;
 use session::{BackendKind, SpeculationOptions};
 use slot_pool::PolicyKind;
 use units::Bytes;
 
 use crate::simulate::SimulateArgs;
+pub(crate) use lookahead::FitArgs;
 pub(crate) use serving::{LaunchArgs, ListArgs, RemoveArgs, ServeArgs};
 
 /// Runs Mixture-of-Experts language models that are larger than memory.
@@ -57,6 +60,8 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Record which experts every token chooses
     Trace(TraceArgs),
+    /// Fit what --lookahead fitted adds to its guesses, to texts
+    FitLookahead(FitArgs),
     /// Run such a record, or a made one, through pools of other sizes and policies
     Simulate(SimulateArgs),
 }
@@ -73,6 +78,7 @@ impl Command {
             Self::Pack(args) => args.json,
             Self::Verify(args) => args.json,
             Self::Trace(args) => args.json,
+            Self::FitLookahead(args) => args.json,
             Self::Simulate(args) => args.json,
             _ => false,
         }
@@ -123,9 +129,18 @@ pub(crate) struct SpeedArgs {
     /// Which expert leaves the pool
     #[arg(long, value_enum, default_value_t = Policy::Segmented, value_name = "POLICY")]
     pub(crate) policy: Policy,
-    /// Read experts ahead that the next layer may need: guessed by its router, or those of the token before
-    #[arg(long, value_enum, default_value_t = LookaheadKind::Off, value_name = "HOW")]
+    // Markdown in a doc comment would be printed as it is.
+    #[arg(
+        long,
+        value_enum,
+        default_value_t = LookaheadKind::Off,
+        value_name = "HOW",
+        help = "Read experts ahead that the next layer may need: guessed by its router, by that and what fit-lookahead has fitted, or those of the token before"
+    )]
     pub(crate) lookahead: LookaheadKind,
+    /// Take what was fitted from this file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) lookahead_file: Option<PathBuf>,
     /// In long passes, wait for each layer's router before reading its experts
     #[arg(long)]
     pub(crate) no_sweep: bool,
@@ -211,10 +226,11 @@ pub(crate) enum Policy {
     PerLayer,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LookaheadKind {
     Off,
     Tap,
+    Fitted,
     LastToken,
 }
 
@@ -271,7 +287,8 @@ impl From<LookaheadKind> for Lookahead {
     fn from(kind: LookaheadKind) -> Self {
         match kind {
             LookaheadKind::Off => Self::Off,
-            LookaheadKind::Tap => Self::Tap,
+            // With a correction, if there is one: see `lookahead::attach`.
+            LookaheadKind::Tap | LookaheadKind::Fitted => Self::Tap,
             LookaheadKind::LastToken => Self::LastToken,
         }
     }
@@ -597,6 +614,9 @@ pub(crate) struct BenchArgs {
     /// Ids forced after it, one by one
     #[arg(short = 'n', long = "decode-tokens", value_name = "N")]
     pub(crate) decode_tokens: usize,
+    /// Let reads take what they would on a slower disk than this one, like latency=0.3ms,rate=5GB/s
+    #[arg(long, value_name = "DISK", value_parser = disk::simulated)]
+    pub(crate) simulate_disk: Option<SimulatedDisk>,
     #[command(flatten)]
     pub(crate) memory: MemoryArgs,
     #[command(flatten)]

@@ -3,10 +3,10 @@
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use session::{Forced, receipt};
+use session::{Forced, Reads, receipt};
 
 use crate::args::BenchArgs;
-use crate::{open, report};
+use crate::{lookahead, open, report};
 
 pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
     let ids = open::read_ids(&args.ids_file)?;
@@ -30,6 +30,12 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
     let mut options = open::options(&chosen, &args.memory, Some(&args.speed))?;
     options.context = options.context.or(Some(needed as u32));
     let opened = open::open(&chosen)?;
+    lookahead::attach(&args.speed, &opened, &mut options)?;
+    if args.simulate_disk.is_some() {
+        options.simulate = args.simulate_disk;
+        // What is known of this machine's disk does not hold for another.
+        options.reads = options.reads.or(Some(Reads::default()));
+    }
     options.speculation = args.speculation.options(opened.model.draft.is_some());
     let mut engine = open::load(opened, options)?;
     let mut sequence = engine.open_sequence()?;

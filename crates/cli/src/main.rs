@@ -13,6 +13,7 @@ mod interrupt;
 mod launch;
 mod list;
 mod logits;
+mod lookahead;
 mod npy;
 mod open;
 mod output;
@@ -52,6 +53,7 @@ fn main() -> ExitCode {
         args::Command::Parity(args) => parity::run(&args),
         args::Command::Selftest(args) => selftest::run(&args),
         args::Command::Bench(args) => bench::run(&args),
+        args::Command::FitLookahead(args) => lookahead::run(&args),
         args::Command::Trace(args) => trace::run(&args),
         args::Command::Simulate(args) => simulate::run(&args),
     };
