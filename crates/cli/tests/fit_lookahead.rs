@@ -113,7 +113,7 @@ fn texts_that_cannot_be_fitted_to_are_refused_by_name() {
     for (args, words) in [
         (&["--ids-file", short.as_str()][..], "at least 64 are needed"),
         (&["--text-file", "no/such.txt"], "no/such.txt"),
-        (&["--text-file", "ARCHITECTURE.md", "--memory", "50MiB"], "fitting of lookahead"),
+        (&["--text-file", "ARCHITECTURE.md", "--memory", "30MiB"], "too little memory"),
         (&["--text-file", "README.md", "-o", "README.md"], "read by this very command"),
     ] {
         let refused = sakia(home.path(), &[&["fit-lookahead"], args].concat());
