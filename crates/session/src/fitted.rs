@@ -128,8 +128,9 @@ pub fn decode(
     if bytes.len() < least {
         return Err(FittedError::Length { found: bytes.len(), needed: least });
     }
-    let found_shape = [20, 24, 28].map(|at| word(at).expect("the header is whole"));
-    if (u64::from_le_bytes(array(&bytes[12..20])), found_shape) != (identity, shape(config)) {
+    let found_shape = [20, 24, 28].map(word);
+    let found = (u64::from_le_bytes(array(&bytes[12..20])), found_shape);
+    if found != (identity, shape(config).map(Some)) {
         return Err(FittedError::Foreign);
     }
     let (content, sum) = bytes.split_at(bytes.len() - CHECKSUM_BYTES);
