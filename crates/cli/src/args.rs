@@ -1,5 +1,7 @@
 //! The command line.
 
+mod disk;
+mod lookahead;
 mod measuring;
 mod serving;
 
@@ -14,6 +16,7 @@ use slot_pool::PolicyKind;
 use units::Bytes;
 
 use crate::simulate::SimulateArgs;
+pub(crate) use lookahead::FitArgs;
 pub(crate) use measuring::{BenchArgs, DoctorArgs, PoolOrDisk, ProbeArgs, Roofline, TraceArgs};
 pub(crate) use serving::{LaunchArgs, ListArgs, RemoveArgs, ServeArgs};
 
@@ -63,6 +66,8 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     /// Record which experts every token chooses
     Trace(TraceArgs),
+    /// Fit what --lookahead fitted adds to its guesses, to texts
+    FitLookahead(FitArgs),
     /// Run such a record, or a made one, through pools of other sizes and policies
     Simulate(SimulateArgs),
 }
@@ -79,6 +84,7 @@ impl Command {
             Self::Pack(args) => args.json,
             Self::Verify(args) => args.json,
             Self::Trace(args) => args.json,
+            Self::FitLookahead(args) => args.json,
             Self::Simulate(args) => args.json,
             Self::Bench(args) => args.json,
             Self::Probe(args) => args.json,
@@ -132,9 +138,18 @@ pub(crate) struct SpeedArgs {
     /// Which expert leaves the pool
     #[arg(long, value_enum, default_value_t = Policy::Segmented, value_name = "POLICY")]
     pub(crate) policy: Policy,
-    /// Read experts ahead that the next layer may need: guessed by its router, or those of the token before
-    #[arg(long, value_enum, default_value_t = LookaheadKind::Off, value_name = "HOW")]
+    // Markdown in a doc comment would be printed as it is.
+    #[arg(
+        long,
+        value_enum,
+        default_value_t = LookaheadKind::Off,
+        value_name = "HOW",
+        help = "Read experts ahead that the next layer may need: guessed by its router, by that and what fit-lookahead has fitted, or those of the token before"
+    )]
     pub(crate) lookahead: LookaheadKind,
+    /// Take what was fitted from this file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) lookahead_file: Option<PathBuf>,
     /// In long passes, wait for each layer's router before reading its experts
     #[arg(long)]
     pub(crate) no_sweep: bool,
@@ -220,10 +235,11 @@ pub(crate) enum Policy {
     PerLayer,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LookaheadKind {
     Off,
     Tap,
+    Fitted,
     LastToken,
 }
 
@@ -280,7 +296,8 @@ impl From<LookaheadKind> for Lookahead {
     fn from(kind: LookaheadKind) -> Self {
         match kind {
             LookaheadKind::Off => Self::Off,
-            LookaheadKind::Tap => Self::Tap,
+            // With a correction, if there is one: see `lookahead::attach`.
+            LookaheadKind::Tap | LookaheadKind::Fitted => Self::Tap,
             LookaheadKind::LastToken => Self::LastToken,
         }
     }

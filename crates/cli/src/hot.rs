@@ -23,19 +23,13 @@ pub(crate) struct HotFile {
 }
 
 impl HotFile {
-    /// `hot-sets/NAME-HASH` in `$SAKIA_HOME`, else in `~/.cache/sakia`. The hash is that of the model's path.
+    /// See [`kept`].
     pub(crate) fn of(opened: &OpenModel) -> Option<Self> {
-        let Ok(store) = Store::from_environment(&|name| std::env::var_os(name)) else {
+        let path = kept(opened, "hot-sets");
+        if path.is_none() {
             report::note("note: neither $SAKIA_HOME nor $HOME is set; no hot set is kept");
-            return None;
-        };
-        let path = std::fs::canonicalize(&opened.path).unwrap_or_else(|_| opened.path.clone());
-        let name: String = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
-        let name: String = name.chars().map(plain).take(NAME_CHARS).collect();
-        let hash = Checksum::of(path.as_os_str().as_encoded_bytes());
-        let path = store.root().join("hot-sets").join(format!("{name}-{hash:016x}"));
-        Some(Self { path, identity: hot_set::identity(opened) })
+        }
+        Some(Self { path: path?, identity: hot_set::identity(opened) })
     }
 
     /// What earlier runs used, the hottest first. A file that is none or another's is said to be ignored.
@@ -80,6 +74,18 @@ impl HotFile {
         File::open(&self.path)?.take(most).read_to_end(&mut bytes)?;
         Ok(Some(HotSet::decode(&bytes, self.identity, n_layers, n_experts)?))
     }
+}
+
+/// Where something small is kept of a model: `FOLDER/NAME-HASH` in `$SAKIA_HOME`, else in `~/.cache/sakia`. The hash is
+/// that of the model's path. None without a home.
+pub(crate) fn kept(opened: &OpenModel, folder: &str) -> Option<PathBuf> {
+    let store = Store::from_environment(&|name| std::env::var_os(name)).ok()?;
+    let path = std::fs::canonicalize(&opened.path).unwrap_or_else(|_| opened.path.clone());
+    let name: String = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
+    let name: String = name.chars().map(plain).take(NAME_CHARS).collect();
+    let hash = Checksum::of(path.as_os_str().as_encoded_bytes());
+    Some(store.root().join(folder).join(format!("{name}-{hash:016x}")))
 }
 
 /// Why a file is ignored.

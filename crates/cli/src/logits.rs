@@ -10,7 +10,7 @@ use session::{Engine, GenerateError, LogitsRun, Phase, Sequence};
 use crate::args::LogitsArgs;
 use crate::npy::NpyWriter;
 use crate::output::OutputFile;
-use crate::{interrupt, open, output, report};
+use crate::{interrupt, lookahead, open, output, report};
 
 /// A file that is written, and its name.
 type Named = (PathBuf, OutputFile);
@@ -30,6 +30,7 @@ pub(crate) fn run(args: &LogitsArgs) -> Result<ExitCode> {
     options.logit_rows = LogitsRun::LOGIT_ROWS;
     options.draft = args.draft.is_some();
     let opened = open::open(&chosen)?;
+    lookahead::attach(&args.speed, &opened, &mut options)?;
     // What cannot be written is said before gigabytes are loaded.
     let mut inputs = opened.files();
     inputs.extend(args.ids_file.clone());

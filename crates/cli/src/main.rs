@@ -14,6 +14,7 @@ mod interrupt;
 mod launch;
 mod list;
 mod logits;
+mod lookahead;
 mod machine;
 mod npy;
 mod open;
@@ -57,6 +58,7 @@ fn main() -> ExitCode {
         args::Command::Bench(args) => bench::run(&args),
         args::Command::Probe(args) => probe::run(&args),
         args::Command::Doctor(args) => doctor::run(&args),
+        args::Command::FitLookahead(args) => lookahead::run(&args),
         args::Command::Trace(args) => trace::run(&args),
         args::Command::Simulate(args) => simulate::run(&args),
     };

@@ -8,13 +8,14 @@ use session::{ExpertKind, Parity};
 use units::ExpertKey;
 
 use crate::args::{ExpertMatrix, ParityArgs};
-use crate::{open, report};
+use crate::{lookahead, open, report};
 
 pub(crate) fn run(args: &ParityArgs) -> Result<ExitCode> {
     let chosen = open::choose(&args.model)?;
     let mut options = open::options(&chosen, &args.memory, Some(&args.speed))?;
     options.context = options.context.or(Some(64));
     let opened = open::open(&chosen)?;
+    lookahead::attach(&args.speed, &opened, &mut options)?;
     let config = &opened.model.config;
     if args.layer >= config.n_layers || args.expert >= config.n_experts {
         bail!("the model has layers 0..{} of experts 0..{}", config.n_layers, config.n_experts);

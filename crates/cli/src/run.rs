@@ -9,7 +9,7 @@ use session::{EngineOptions, OpenModel, SamplerConfig};
 use crate::args::{RunArgs, SamplingArgs};
 use crate::chat::Chat;
 use crate::hot::HotFile;
-use crate::{open, output, report};
+use crate::{lookahead, open, output, report};
 
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let chosen = open::choose(&args.model)?;
@@ -22,6 +22,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
         ));
     }
     let opened = open::open(&chosen)?;
+    lookahead::attach(&args.speed, &opened, &mut options)?;
     options.speculation = args.speculation.options(opened.model.draft.is_some());
     // What cannot be had is said before gigabytes are loaded: the prompt, settings, the receipt's file.
     let most = longest_text(&opened, &options);

@@ -13,7 +13,7 @@ use units::Bytes;
 
 use crate::args::ServeArgs;
 use crate::open::Chosen;
-use crate::{interrupt, open, report, run};
+use crate::{interrupt, lookahead, open, report, run};
 
 /// What the demo model is served in: room for two conversations besides what streams.
 const DEMO_MEMORY: Bytes = Bytes::mib(112);
@@ -151,6 +151,7 @@ impl LocalShelf {
             },
         };
         let opened = open::open(chosen)?;
+        lookahead::attach(&args.speed, &opened, &mut options)?;
         Ok((opened, options))
     }
 

@@ -47,6 +47,7 @@ pub use ngram::{NgramCounters, NgramOptions, NgramStore};
 pub use probe::{ProbeError, Probed, ReadModel, probe, sustained_rate};
 pub use reader::ReaderKind;
 pub use reader::faulty::{Fault, FaultKind, FaultPlan};
+pub use reader::simulated::SimulatedDisk;
 pub use request::{Completion, Priority, ReadRequest, Ticket};
 pub use resident::ResidentRead;
 pub use store::{DEFAULT_THREADS, MAX_DISKS, MAX_THREADS, Store, StoreOptions, all_threads};

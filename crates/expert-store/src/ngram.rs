@@ -23,6 +23,7 @@ use crate::disks::{Mirror, Notice};
 use crate::error::{ReadError, StoreError};
 use crate::file::DirectMode;
 use crate::reader::faulty::FaultPlan;
+use crate::reader::simulated::SimulatedDisk;
 use crate::request::{Priority, ReadRequest};
 use crate::store::{Store, StoreOptions};
 
@@ -53,6 +54,8 @@ pub struct NgramOptions {
     pub mirrors: Vec<Mirror>,
     /// Whom to tell when a disk drops out.
     pub notice: Option<Notice>,
+    /// Another disk, whose times reads take; nothing else shares it.
+    pub simulate: Option<SimulatedDisk>,
     /// Reads that fail on purpose: for tests.
     pub faults: Option<FaultPlan>,
 }
@@ -144,8 +147,16 @@ impl NgramStore {
         table: NgramTable,
         options: NgramOptions,
     ) -> Result<Self, StoreError> {
-        let NgramOptions { max_tokens, heads, cache_rows, direct, mirrors, notice, faults } =
-            options;
+        let NgramOptions {
+            max_tokens,
+            heads,
+            cache_rows,
+            direct,
+            mirrors,
+            notice,
+            simulate,
+            faults,
+        } = options;
         // The plan counts their staging.
         let threads = (THREADS / (1 + mirrors.len())).max(1);
         let most = max_tokens * heads;
@@ -158,6 +169,7 @@ impl NgramStore {
                     direct,
                     mirrors,
                     notice,
+                    simulate,
                     faults,
                     ..StoreOptions::default()
                 },

@@ -8,6 +8,7 @@ use crate::slots::Slots;
 
 pub(crate) mod faulty;
 pub(crate) mod pread;
+pub(crate) mod simulated;
 #[cfg(all(target_os = "linux", feature = "io-uring"))]
 pub(crate) mod uring;
 

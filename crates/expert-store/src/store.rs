@@ -15,6 +15,7 @@ use crate::error::StoreError;
 use crate::file::{DirectMode, FileStatus, OpenFile};
 use crate::queue::Queue;
 use crate::reader::faulty::{FaultPlan, FaultyReader};
+use crate::reader::simulated::{Line, SimulatedDisk, SimulatedReader};
 use crate::reader::{Reader, ReaderKind};
 use crate::request::{Completion, Priority, ReadRequest, Ticket};
 use crate::schedule::{Claim, Reply};
@@ -50,6 +51,8 @@ pub struct StoreOptions {
     pub mirrors: Vec<Mirror>,
     /// Whom to tell when a disk drops out.
     pub notice: Option<Notice>,
+    /// Another disk, whose times reads take: of the files, and of each mirror for itself.
+    pub simulate: Option<SimulatedDisk>,
     /// Reads that fail on purpose: for tests.
     pub faults: Option<FaultPlan>,
 }
@@ -63,6 +66,7 @@ impl Default for StoreOptions {
             reader: ReaderKind::default(),
             mirrors: Vec::new(),
             notice: None,
+            simulate: None,
             faults: None,
         }
     }
@@ -97,7 +101,8 @@ impl Store {
     /// # Errors
     /// A path that is not a readable regular file, or threads that cannot be started; see [`StoreError`].
     pub fn open(files: &[PathBuf], options: StoreOptions) -> Result<Self, StoreError> {
-        let StoreOptions { threads, part_bytes, direct, reader, mirrors, notice, faults } = options;
+        let StoreOptions { threads, part_bytes, direct, reader, mirrors, notice, simulate, faults } =
+            options;
         if !(1..=MAX_THREADS).contains(&threads) {
             return Err(StoreError::ThreadCount { found: threads, most: MAX_THREADS });
         }
@@ -106,15 +111,18 @@ impl Store {
         }
         let disks = Arc::new(Disks::open(files, &mirrors, direct, notice)?);
         let threads = all_threads(threads, mirrors.len());
-        let plans: Vec<Option<FaultPlan>> = std::iter::once(faults)
-            .chain(mirrors.into_iter().map(|mirror| mirror.faults))
-            .collect();
+        let plans = std::iter::once(faults).chain(mirrors.into_iter().map(|mirror| mirror.faults));
+        let way = |faults| {
+            let simulated = simulate.map(|disk| (disk, Arc::default()));
+            Way { kind: reader, simulated, faults }
+        };
+        let ways: Vec<Way> = plans.map(way).collect();
         // Threads are added to the store, so that an error on the way ends those that run.
         let queue = Arc::new(Queue::new(threads, part_bytes));
         let slots = Arc::default();
         let mut store = Self { disks, slots, queue, threads: Vec::with_capacity(threads) };
         for index in 0..threads {
-            let readers = plans.iter().map(|plan| with_faults(reader, plan.as_ref(), &store.slots));
+            let readers = ways.iter().map(|way| way.reader(&store.slots));
             let readers = readers
                 .collect::<io::Result<_>>()
                 .map_err(|source| StoreError::Reader { kind: reader, source })?;
@@ -248,17 +256,25 @@ impl Drop for Store {
     }
 }
 
-/// What reads a disk, for one thread.
-fn with_faults(
+/// How one disk is read.
+struct Way {
     kind: ReaderKind,
-    plan: Option<&FaultPlan>,
-    slots: &Arc<Slots>,
-) -> io::Result<Box<dyn Reader>> {
-    let inner = kind.reader(slots)?;
-    Ok(match plan {
-        None => inner,
-        Some(plan) => Box::new(FaultyReader { inner, plan: plan.clone() }),
-    })
+    simulated: Option<(SimulatedDisk, Arc<Line>)>,
+    faults: Option<FaultPlan>,
+}
+
+impl Way {
+    /// What reads it, for one thread.
+    fn reader(&self, slots: &Arc<Slots>) -> io::Result<Box<dyn Reader>> {
+        let mut inner = self.kind.reader(slots)?;
+        if let Some((disk, line)) = &self.simulated {
+            inner = Box::new(SimulatedReader { inner, disk: *disk, line: Arc::clone(line) });
+        }
+        Ok(match &self.faults {
+            None => inner,
+            Some(plan) => Box::new(FaultyReader { inner, plan: plan.clone() }),
+        })
+    }
 }
 
 /// The life of a reader thread.

@@ -89,6 +89,7 @@ fn ngram_store(path: &std::path::Path) -> NgramStore {
         direct: DirectMode::Auto,
         mirrors: Vec::new(),
         notice: None,
+        simulate: None,
         faults: None,
     };
     NgramStore::open(&[path.to_owned()], NgramTable { tensor }, options).expect("a regular file")

@@ -8,6 +8,7 @@ use crate::delta_net;
 use crate::experts::ExpertStream;
 use crate::load::{InputWeights, LayerWeights, MixerWeights};
 use crate::lookahead::Guesser;
+use crate::lookahead::record::Recording;
 use crate::moe;
 use crate::network::verify::Inputs;
 use crate::network::{ForwardError, Geometry};
@@ -50,6 +51,8 @@ pub(crate) struct Pass<'a> {
     pub(crate) sweep: bool,
     /// What the next layer may need; not of a draft.
     pub(crate) guesser: Option<&'a mut Guesser>,
+    /// Whoever wants to see what taps see.
+    pub(crate) recording: Option<Recording<'a>>,
 }
 
 impl Pass<'_> {
@@ -76,7 +79,12 @@ impl Pass<'_> {
         }
         self.take_input(&weights.experts_input);
         if let (Some(guesser), Some(next)) = (&self.guesser, next) {
+            let next = (LayerIndex(layer.0 + 1), next);
             guesser.record(self.backend, self.geometry, self.buffers, next);
+        }
+        if let (Some(recording), Some(next)) = (&self.recording, next) {
+            let rows = (self.buffers, self.n_rows);
+            recording.record(self.backend, self.geometry, rows, (layer, next));
         }
         moe::run(self, layer, weights)?;
         match &weights.experts_input {
@@ -98,6 +106,13 @@ impl Pass<'_> {
             experts.shield(guesser.guess().iter().map(|candidate| candidate.key));
         }
         guesser.is_active()
+    }
+
+    /// Hands over what a layer's router made of the rows, whose logits these are.
+    pub(crate) fn tell(&mut self, layer: LayerIndex, logits: BufferId) {
+        if let Some(recording) = &mut self.recording {
+            recording.chosen(self.backend, layer, logits, self.n_rows);
+        }
     }
 
     /// Puts reads of the guess in flight. The layer's own are, and what it uses is pinned.

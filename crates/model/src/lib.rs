@@ -24,11 +24,13 @@ mod streams;
 
 pub use experts::{AheadCounters, ExpertCounters, ExpertStream, hot_set_bytes, sweep_bytes};
 pub use load::LoadError;
+pub use lookahead::correction::{Correction, LayerCorrection};
+pub use lookahead::record::{TapSink, Tapped};
 pub use lookahead::{Lookahead, LookaheadCounters};
 pub use memory::{
     NamedBytes, draft_kv_bytes_per_token, draft_scratch, draft_weights, kv_bytes_per_token,
-    late_draft, lookahead_bytes, recurrent_bytes, resident_terms, scratch_terms, thread_bytes,
-    token_bytes, verify_terms,
+    late_draft, lookahead_bytes, recurrent_bytes, resident_terms, scratch_terms, tap_bytes,
+    thread_bytes, token_bytes, verify_terms,
 };
 pub use network::draft::{DraftFrom, LATE_ROWS};
 pub use network::{ForwardError, GoOn, LogitRows, Network, NetworkOptions};

@@ -2,13 +2,16 @@
 //!
 //! A guess moves bytes ahead of need and shields experts from eviction. It never changes what is computed. After
 //! layer *l*'s attention the *tap* runs the router of *l + 1*, with that layer's own norm, on the residual as it is
-//! then: what it misses are the output of *l*'s experts and the attention of *l + 1*. Its operations are recorded
-//! before the layer's one wait, so its choices come with the router's own. The other guess is that a token needs what
+//! then: what it misses are the output of *l*'s experts and the attention of *l + 1*, a part of which
+//! `correction.rs` adds where that was fitted (`record.rs` shows what to). Its operations are recorded before the layer's
+//! one wait, so its choices come with the router's own. The other guess is that a token needs what
 //! the token before it needed in the same layer.
 //!
 //! How much of a guess is read: candidates of a rank that was right often enough among those that had to be read, and
 //! no more of them than the disk can read while it is idle. `switch.rs` decides whether anything is guessed at all.
 
+pub(crate) mod correction;
+pub(crate) mod record;
 mod switch;
 
 use compute::backend::{Backend, BufferId, ComputeError, Op, Routed, RouterHandle};
@@ -18,6 +21,7 @@ use crate::layer;
 use crate::load::LayerWeights;
 use crate::network::Geometry;
 use crate::streams;
+use correction::{Correction, Corrections};
 use switch::Switch;
 
 /// A candidate is read if its rank was right at least so often among candidates that had to be read.
@@ -78,6 +82,8 @@ pub(crate) struct Candidate {
 pub(crate) struct Guesser {
     kind: Lookahead,
     tap: Option<TapBuffers>,
+    /// What is added to the tap's logits, if anything.
+    corrections: Option<Corrections>,
     top_k: usize,
     /// `[n_layers, top_k]`: what the last token chose, in rank order.
     last: Vec<ExpertIndex>,
@@ -96,7 +102,7 @@ pub(crate) struct Guesser {
 }
 
 /// Memory that guesses take.
-pub(crate) fn bytes(geometry: &Geometry, n_layers: u64) -> u64 {
+pub(crate) fn bytes(geometry: &Geometry, n_layers: u64, correction: Option<&Correction>) -> u64 {
     let (hidden, router) = (geometry.hidden as u64, geometry.router);
     let (top_k, n_experts) = (router.top_k as u64, router.n_experts as u64);
     // The tap's input and logits; the outputs that its router has room for, and its choices; then what is kept here.
@@ -104,7 +110,8 @@ pub(crate) fn bytes(geometry: &Geometry, n_layers: u64) -> u64 {
     let tap = pages(hidden) + pages(n_experts) + pages(top_k * hidden) + 16 * top_k;
     let kept = 4 * n_layers * top_k + (4 + size_of::<Candidate>() as u64) * top_k;
     // Reads in flight, here and in the store.
-    tap + kept + 2 * top_k * crate::experts::FLIGHT_BYTES as u64
+    let reads = 2 * top_k * crate::experts::FLIGHT_BYTES as u64;
+    tap + kept + reads + correction.map_or(0, |fitted| correction::bytes(fitted, geometry))
 }
 
 impl Guesser {
@@ -113,7 +120,7 @@ impl Guesser {
         backend: &mut dyn Backend,
         geometry: &Geometry,
         n_layers: usize,
-        kind: Lookahead,
+        (kind, correction): (Lookahead, Option<&Correction>),
     ) -> Result<Self, ComputeError> {
         let router = geometry.router;
         let tap = match kind {
@@ -124,9 +131,14 @@ impl Guesser {
             }),
             Lookahead::Off | Lookahead::LastToken => None,
         };
+        let corrections = match (&tap, correction) {
+            (Some(_), Some(correction)) => Some(Corrections::place(backend, geometry, correction)?),
+            _ => None,
+        };
         Ok(Self {
             kind,
             tap,
+            corrections,
             top_k: router.top_k,
             last: vec![ExpertIndex(0); n_layers * router.top_k],
             seen: false,
@@ -141,6 +153,11 @@ impl Guesser {
 
     pub(crate) const fn counters(&self) -> LookaheadCounters {
         LookaheadCounters { losses: self.switch.losses(), ..self.counters }
+    }
+
+    /// Whether the tap's logits are corrected.
+    pub(crate) const fn is_corrected(&self) -> bool {
+        self.corrections.is_some()
     }
 
     /// A pass begins. It is guessed in if it is one generated row, while guesses pay.
@@ -169,13 +186,13 @@ impl Guesser {
         self.seen = true;
     }
 
-    /// Records the tap for the layer whose weights these are, if it is wanted.
+    /// Records the tap for a layer and its weights, if it is wanted.
     pub(crate) fn record(
         &self,
         backend: &mut dyn Backend,
         geometry: &Geometry,
         buffers: &layer::Buffers,
-        next: &LayerWeights,
+        (layer, next): (LayerIndex, &LayerWeights),
     ) {
         let Some(TapBuffers { x, logits, router }) = self.tap.filter(|_| self.active) else {
             return;
@@ -183,6 +200,9 @@ impl Guesser {
         let tapped = layer::Buffers { x, ..*buffers };
         streams::record_input(backend, geometry, &tapped, &next.experts_input, 0..1);
         backend.record(Op::MatMul { weight: next.router, x, out: logits, rows: 0..1 });
+        if let Some(corrections) = &self.corrections {
+            corrections.record(backend, layer.get(), x, logits);
+        }
         backend.record(Op::Route { logits, router, normalize: false });
     }
 

@@ -13,6 +13,7 @@ use units::{LayerIndex, SlotIndex};
 
 use crate::attention;
 use crate::delta_net;
+use crate::lookahead::correction::Correction;
 use crate::network::{Geometry, draft, verify};
 use crate::ngram;
 
@@ -271,10 +272,17 @@ pub fn verify_terms(config: &ModelConfig, rows: u32) -> Vec<NamedBytes> {
         .collect()
 }
 
-/// Memory of guesses of the next layer's experts, and of their reads in flight.
-pub fn lookahead_bytes(config: &ModelConfig) -> NamedBytes {
-    let bytes = crate::lookahead::bytes(&Geometry::of(config), u64::from(config.n_layers));
+/// Memory of guesses of the next layer's experts, of what corrects them, and of their reads in flight.
+pub fn lookahead_bytes(config: &ModelConfig, correction: Option<&Correction>) -> NamedBytes {
+    let (geometry, n_layers) = (Geometry::of(config), u64::from(config.n_layers));
+    let bytes = crate::lookahead::bytes(&geometry, n_layers, correction);
     NamedBytes { name: "lookahead", bytes }
+}
+
+/// Memory in which passes of `rows` rows record what taps see.
+pub fn tap_bytes(config: &ModelConfig, rows: u32) -> NamedBytes {
+    let bytes = crate::lookahead::record::bytes(&Geometry::of(config), u64::from(rows));
+    NamedBytes { name: "recorded taps", bytes }
 }
 
 /// Activation memory of a pass of `rows` rows that may ask for `logit_rows` rows of logits.

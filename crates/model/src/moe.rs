@@ -61,6 +61,7 @@ pub(crate) fn run(
         log.push(layer, pass.backend.routes(router));
     }
     pass.experts.select(layer, pass.backend.routes(router));
+    pass.tell(layer, logits);
     let guessed = pass.guess(layer);
     let swept = pass.next_swept(layer);
     // What is resident is pinned before a guess may evict.

@@ -2,9 +2,11 @@
 
 pub(crate) mod draft;
 mod prefix;
+mod taps;
 pub(crate) mod verify;
 
 use std::ops::{ControlFlow, Range};
+use std::sync::Arc;
 use std::time::Instant;
 
 use checkpoint::{GateActivation, LayerKind, Model, ModelConfig};
@@ -21,6 +23,8 @@ use crate::delta_net;
 use crate::experts::ExpertStream;
 use crate::layer::{Buffers, Pass};
 use crate::load::{InputWeights, LoadError, Loader, Weights};
+use crate::lookahead::correction::Correction;
+use crate::lookahead::record::{Recorder, Recording, TapSink};
 use crate::lookahead::{Guesser, Lookahead, LookaheadCounters};
 use crate::moe;
 use crate::ngram::{self, Ngrams};
@@ -202,6 +206,10 @@ pub struct NetworkOptions {
     pub verify_rows: usize,
     /// How the next layer's experts are guessed while a token is decoded.
     pub lookahead: Lookahead,
+    /// What is added to the tap's logits, of this shape of model; taken when it is loaded.
+    pub correction: Option<Arc<Correction>>,
+    /// Whether passes may record what taps see.
+    pub record_taps: bool,
     /// Whether long passes read a layer's experts while the layer before it computes.
     pub sweep: bool,
 }
@@ -222,6 +230,15 @@ pub enum LogitRows<'a> {
 /// Asked before every layer whether the pass goes on.
 pub type GoOn<'a> = &'a mut dyn FnMut(LayerIndex) -> ControlFlow<()>;
 
+/// How a pass is run.
+struct How<'a> {
+    /// Rows may be taken back.
+    verifying: bool,
+    go_on: GoOn<'a>,
+    /// Layers of which somebody wants to see what is tapped.
+    taps: Option<(Range<u32>, TapSink<'a>)>,
+}
+
 /// A model that runs.
 pub struct Network {
     // Dropped in this order: the store inside `experts` joins its readers before the backend frees the slots.
@@ -230,6 +247,7 @@ pub struct Network {
     draft: Option<Draft>,
     verify: Option<Verify>,
     guesser: Guesser,
+    recorder: Option<Recorder>,
     backend: Box<dyn Backend>,
     config: ModelConfig,
     geometry: Geometry,
@@ -259,7 +277,7 @@ impl Network {
         mut backend: Box<dyn Backend>,
         experts: ExpertStream,
         ngrams: Option<NgramStore>,
-        options: NetworkOptions,
+        mut options: NetworkOptions,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self, LoadError> {
         let trunk = Geometry::of(&model.config);
@@ -283,7 +301,14 @@ impl Network {
             rows => Some(Verify::alloc(&mut *backend, &geometry, rows)?),
         };
         let n_layers = model.config.layers.len();
-        let guesser = Guesser::new(&mut *backend, &geometry, n_layers, options.lookahead)?;
+        let correction = options.correction.take();
+        let lookahead = (options.lookahead, correction.as_deref());
+        let guesser = Guesser::new(&mut *backend, &geometry, n_layers, lookahead)?;
+        let recorder = if options.record_taps {
+            Some(Recorder::alloc(&mut *backend, options.max_rows, &geometry)?)
+        } else {
+            None
+        };
         let rope = backend.alloc_rope(rope_spec(&model.config));
         let vocab = model.config.vocab as usize;
         let logits = backend.alloc_buffer(options.logit_rows.min(LOGIT_BLOCK), vocab)?;
@@ -296,6 +321,7 @@ impl Network {
             draft,
             verify,
             guesser,
+            recorder,
             backend,
             config: model.config.clone(),
             geometry,
@@ -327,6 +353,11 @@ impl Network {
     /// Guesses of the next layer's experts so far.
     pub const fn lookahead_counters(&self) -> LookaheadCounters {
         self.guesser.counters()
+    }
+
+    /// Whether guesses of the tap are corrected by what was fitted.
+    pub const fn corrects_lookahead(&self) -> bool {
+        self.guesser.is_corrected()
     }
 
     /// Rows of the n-gram table so far; nothing if the model has none.
@@ -400,15 +431,14 @@ impl Network {
         sink: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), ForwardError> {
         self.check(rows)?;
-        self.run(rows, want, (false, go_on), sink)
+        self.run(rows, want, How { verifying: false, go_on, taps: None }, sink)
     }
 
-    /// `verifying`: rows may be taken back.
     fn run(
         &mut self,
         rows: &[Row],
         want: LogitRows,
-        (verifying, go_on): (bool, GoOn<'_>),
+        how: How<'_>,
         sink: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), ForwardError> {
         let began = Instant::now();
@@ -425,7 +455,7 @@ impl Network {
         if let Some(log) = &mut self.routes {
             log.begin_pass(rows.len());
         }
-        self.layers(rows.len(), verifying, go_on)?;
+        self.layers(rows.len(), how)?;
         if let Some(log) = &mut self.routes {
             log.end_pass(rows.len(), decodes);
         }
@@ -470,9 +500,9 @@ impl Network {
     fn layers(
         &mut self,
         n_rows: usize,
-        verifying: bool,
-        go_on: GoOn<'_>,
+        How { verifying, go_on, taps }: How<'_>,
     ) -> Result<(), ForwardError> {
+        let recording = self.recorder.as_mut().zip(taps);
         let mut pass = Pass {
             backend: &mut *self.backend,
             experts: &mut self.experts,
@@ -486,6 +516,11 @@ impl Network {
             n_layers: self.config.n_layers,
             sweep: self.options.sweep,
             guesser: Some(&mut self.guesser),
+            recording: recording.map(|(recorder, (layers, sink))| Recording {
+                recorder,
+                layers,
+                sink,
+            }),
         };
         let (table, h, x) = (self.weights.embed, self.buffers.h, self.buffers.x);
         let out = if self.geometry.streams.is_some() { x } else { h };

@@ -11,11 +11,13 @@ use checkpoint::{Checkpoint, CheckpointError, Model, ModelConfig, Records};
 use compute::Options;
 use compute::backend::{Activations, Backend, KvType, SlotClass};
 use expert_store::{
-    DirectMode, FaultPlan, Mirror, NgramOptions, NgramStore, Notice, ReaderKind, Store, StoreError,
-    StoreOptions,
+    DirectMode, FaultPlan, Mirror, NgramOptions, NgramStore, Notice, ReaderKind, SimulatedDisk,
+    Store, StoreError, StoreOptions,
 };
 use memory_plan::{Budget, Plan, PlanError, PlanInput, Term};
-use model::{ExpertStream, ForwardError, LoadError, Lookahead, Network, NetworkOptions};
+use model::{
+    Correction, ExpertStream, ForwardError, LoadError, Lookahead, Network, NetworkOptions,
+};
 use slot_pool::{PolicyKind, PoolError, SlotPool};
 use units::Bytes;
 
@@ -84,6 +86,8 @@ pub struct EngineOptions {
     pub mirrors: Vec<MirrorOptions>,
     /// Whom to tell when a disk drops out.
     pub notice: Option<Notice>,
+    /// Another disk, whose times reads take.
+    pub simulate: Option<SimulatedDisk>,
     /// Reads that fail on purpose: for tests.
     pub faults: Option<FaultPlan>,
     /// Most rows of logits at once: 1 to generate.
@@ -96,6 +100,10 @@ pub struct EngineOptions {
     pub hot_set: bool,
     /// How the next layer's experts are guessed while a token is decoded.
     pub lookahead: Lookahead,
+    /// What is added to the tap's logits, of this model; taken when it is loaded.
+    pub correction: Option<Arc<Correction>>,
+    /// What fitting such a correction takes, see [`crate::fit`]: then passes may record what taps see.
+    pub fit_bytes: Option<Bytes>,
     /// Whether long passes read a layer's experts while the layer before it computes.
     pub sweep: bool,
     /// What is reserved for several jobs at a time; see [`crate::scheduler`].
@@ -121,12 +129,15 @@ impl EngineOptions {
             reader: ReaderKind::default(),
             mirrors: Vec::new(),
             notice: None,
+            simulate: None,
             faults: None,
             logit_rows: 1,
             draft: false,
             speculation: SpeculationOptions::default(),
             hot_set: false,
             lookahead: Lookahead::Off,
+            correction: None,
+            fit_bytes: None,
             sweep: true,
             serving: Serving::default(),
         }
@@ -283,6 +294,7 @@ impl OpenModel {
                 .chain(self.hot_set(options))
                 .chain(self.lookahead(options))
                 .chain(self.sweep(options))
+                .chain(options.fit_bytes.map(|bytes| Term::new("fitting of lookahead", bytes)))
                 .chain(options.pinning())
                 .chain(options.serving(context))
                 .collect(),
@@ -297,6 +309,7 @@ impl OpenModel {
                 model::scratch_terms(&self.model, rows, options.all_logit_rows())
                     .into_iter()
                     .chain(draft)
+                    .chain(options.fit_bytes.map(|_| model::tap_bytes(config, rows)))
                     .chain(options.verify_terms(config, context))
                     .map(to_term)
                     .collect()
@@ -395,7 +408,9 @@ impl OpenModel {
 impl OpenModel {
     /// Memory of guesses and of their reads.
     fn lookahead(&self, options: &EngineOptions) -> Option<Term> {
-        let model::NamedBytes { name, bytes } = model::lookahead_bytes(&self.model.config);
+        let correction = options.correction.as_deref();
+        let model::NamedBytes { name, bytes } =
+            model::lookahead_bytes(&self.model.config, correction);
         (options.lookahead != Lookahead::Off).then(|| Term::new(name, Bytes(bytes)))
     }
 
@@ -443,7 +458,7 @@ impl Engine {
     /// See [`EngineError`].
     pub fn load(
         opened: OpenModel,
-        options: EngineOptions,
+        mut options: EngineOptions,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self, EngineError> {
         let mirrors = mirrors::find(&opened.checkpoint, &options.mirrors)?;
@@ -460,6 +475,7 @@ impl Engine {
             reader: options.reader,
             mirrors: mirrors.clone(),
             notice: options.notice,
+            simulate: options.simulate,
             faults: options.faults.clone(),
         };
         let store = Store::open(&files, store_options)?;
@@ -488,6 +504,8 @@ impl Engine {
             draft: options.loads_draft(),
             verify_rows: options.speculation.rows() as usize,
             lookahead: options.lookahead,
+            correction: options.correction.take(),
+            record_taps: options.fit_bytes.is_some(),
             sweep: options.sweep,
         };
         let backend = backend(&options);
@@ -566,6 +584,7 @@ fn ngram_store(
         direct: options.direct,
         mirrors,
         notice: options.notice,
+        simulate: options.simulate,
         faults: options.faults.clone(),
     };
     NgramStore::open(files, table.clone(), options).map(Some)

@@ -3,6 +3,8 @@
 //! Start at [`Engine::load`] and [`generate()`]; several people at once are served by [`scheduler`].
 
 mod engine;
+pub mod fit;
+pub mod fitted;
 mod generate;
 pub mod hot_set;
 mod mirrors;
@@ -23,6 +25,8 @@ mod tokenizer;
 mod trace;
 
 pub use engine::{BackendKind, DEFAULT_CONTEXT, Engine, EngineError, EngineOptions, OpenModel};
+pub use fit::{FitError, FitPlan, FitReport};
+pub use fitted::FittedError;
 pub use generate::{
     Finish, Forced, ForcedOutcome, GenerateError, Generated, Limits, LogitsRun, PromptError,
     generate,

@@ -1,6 +1,6 @@
 //! What a run proves about itself: versioned JSON with one definition per counter.
 
-use expert_store::NgramCounters;
+use expert_store::{NgramCounters, SimulatedDisk};
 use model::{AheadCounters, ExpertCounters, Lookahead, LookaheadCounters};
 use serde::Serialize;
 
@@ -45,6 +45,9 @@ pub struct Receipt {
     pub direct_reads: bool,
     /// How experts were read.
     pub reads: ReadsReceipt,
+    /// The disk that was simulated, if one was: then no time here is that of this machine's disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub simulated_disk: Option<SimulatedReceipt>,
     /// Reading the prompt.
     pub prefill: PhaseReceipt,
     /// Generating: `tokens` counts the tokens after the first.
@@ -134,6 +137,24 @@ impl ReadsReceipt {
     }
 }
 
+/// A simulated disk.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct SimulatedReceipt {
+    /// What every read took at least.
+    pub latency_us: u64,
+    /// Bytes a second of all reads together, if they were bounded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes_per_second: Option<u64>,
+}
+
+impl From<SimulatedDisk> for SimulatedReceipt {
+    fn from(disk: SimulatedDisk) -> Self {
+        let SimulatedDisk { latency, bytes_per_second } = disk;
+        let bytes_per_second = bytes_per_second.map(std::num::NonZero::get);
+        Self { latency_us: latency.as_micros() as u64, bytes_per_second }
+    }
+}
+
 /// Rows of the n-gram table in one phase.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct NgramReceipt {
@@ -203,7 +224,7 @@ pub struct AheadReceipt {
 /// Guesses of the next layer's experts. The unit is one expert that one token chose in one layer.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct LookaheadReceipt {
-    /// `tap`, `last-token`.
+    /// `tap`, `fitted` (the tap with its correction), `last-token`.
     pub kind: &'static str,
     /// Tokens that were decoded with guesses.
     pub tokens: u64,
@@ -227,6 +248,7 @@ impl LookaheadReceipt {
     fn of(engine: &Engine) -> Option<Self> {
         let kind = match engine.options.lookahead {
             Lookahead::Off => return None,
+            Lookahead::Tap if engine.network.corrects_lookahead() => "fitted",
             Lookahead::Tap => "tap",
             Lookahead::LastToken => "last-token",
         };
@@ -295,6 +317,7 @@ impl Receipt {
             pass_rows: engine.plan.pass_rows as usize,
             direct_reads: engine.network.experts().store().direct(),
             reads: ReadsReceipt::of(engine),
+            simulated_disk: engine.options.simulate.map(Into::into),
             prefill: prefill.into(),
             decode: decode.into(),
             speculation: None,

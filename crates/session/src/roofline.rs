@@ -172,6 +172,7 @@ impl Engine {
             reader: self.options.reader,
             mirrors,
             notice: self.options.notice,
+            simulate: self.options.simulate,
             faults: self.options.faults.clone(),
         };
         let records = self.network.experts().records().clone();

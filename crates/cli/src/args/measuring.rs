@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use expert_store::SimulatedDisk;
 use units::Bytes;
 
-use super::{Kv, ModelArgs, Policy, Reader, SpeculationArgs, SpeedArgs};
+use super::{Kv, ModelArgs, Policy, Reader, SpeculationArgs, SpeedArgs, disk};
 use crate::simulate::Made;
 
 /// When `sakia bench` measures what bounds decoding.
@@ -71,6 +72,9 @@ pub(crate) struct BenchArgs {
     /// Print JSON, also on a terminal
     #[arg(long, help_heading = "Record")]
     pub(crate) json: bool,
+    /// Let reads take what they would on a slower disk than this one, like latency=0.3ms,rate=5GB/s
+    #[arg(long, value_name = "DISK", value_parser = disk::simulated, help_heading = "Measuring")]
+    pub(crate) simulate_disk: Option<SimulatedDisk>,
     /// Most memory the process may use, like 8GiB; several are measured in turn [default: 70 % of what there is]
     #[arg(long, value_name = "SIZE,...", value_delimiter = ',', help_heading = "Memory")]
     pub(crate) memory: Vec<Bytes>,

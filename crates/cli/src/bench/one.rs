@@ -6,11 +6,11 @@ use anyhow::Result;
 use serde::Serialize;
 use serde_json::Value;
 use session::receipt::{self, PhaseReceipt};
-use session::{Forced, Receipt, Roofline};
+use session::{Forced, Reads, Receipt, Roofline};
 
 use super::{Setting, Work};
 use crate::args::{BenchArgs, MemoryArgs};
-use crate::{machine, open};
+use crate::{lookahead, machine, open};
 
 /// A receipt with what the run was.
 #[derive(Serialize)]
@@ -61,6 +61,12 @@ pub(crate) fn run(
     let mut options = open::options(&chosen, &memory, Some(&args.speed))?;
     options.context = options.context.or(Some(needed as u32));
     let opened = open::open(&chosen)?;
+    lookahead::attach(&args.speed, &opened, &mut options)?;
+    if args.simulate_disk.is_some() {
+        options.simulate = args.simulate_disk;
+        // What is known of this machine's disk does not hold for another.
+        options.reads = options.reads.or(Some(Reads::default()));
+    }
     options.speculation = args.speculation.options(opened.model.draft.is_some());
     let mut engine = open::load(opened, options)?;
     let load_us = since.elapsed().as_micros() as u64;

@@ -41,6 +41,7 @@ fn options(max_tokens: usize, cache_rows: usize, direct: DirectMode) -> NgramOpt
         direct,
         mirrors: Vec::new(),
         notice: None,
+        simulate: None,
         faults: None,
     }
 }

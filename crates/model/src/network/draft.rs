@@ -399,6 +399,7 @@ impl Network {
             n_layers: self.config.n_layers,
             sweep: false,
             guesser: None,
+            recording: None,
         };
         let (source, norm) = match from {
             DraftFrom::Trunk => (self.buffers.h, &self.weights.head_input),

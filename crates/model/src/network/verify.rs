@@ -11,7 +11,7 @@ use std::ops::ControlFlow;
 
 use compute::backend::{Backend, BufferId, ComputeError, Role, Row, SequenceId, SnapshotId};
 
-use super::{ForwardError, Geometry, LogitRows, Network};
+use super::{ForwardError, Geometry, How, LogitRows, Network};
 use crate::load::MixerWeights;
 use crate::{delta_net, ngram};
 
@@ -139,7 +139,7 @@ impl Network {
             self.backend.renew(sequence, before);
         }
         let go_on = &mut |_| ControlFlow::Continue(());
-        self.run(rows, LogitRows::All, (true, go_on), sink)
+        self.run(rows, LogitRows::All, How { verifying: true, go_on, taps: None }, sink)
     }
 
     /// Keeps the first `kept` rows of the last verified pass: the sequence is as if only they had been run.
