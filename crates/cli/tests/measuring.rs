@@ -76,7 +76,8 @@ fn one_run_is_a_receipt_with_what_bounds_it_and_stays_in_its_budget() {
     let read = number(&receipt, "/decode/read_bytes_per_token");
     assert!(read > 0.0, "the demo streams in 44 MiB");
     assert_eq!(of("read_bytes_per_token"), read);
-    assert!((of("disk_tokens_per_second") - of("disk_bytes_per_second") / read).abs() < 1e-6);
+    let best = of("disk_bytes_per_second").max(of("achieved_bytes_per_second"));
+    assert!((of("disk_tokens_per_second") - best / read).abs() < 1e-6);
     assert!(of("achieved_bytes_per_second") > 0.0);
     let ceiling = of("disk_tokens_per_second").min(of("resident_tokens_per_second"));
     assert_eq!(of("ceiling_tokens_per_second"), ceiling);

@@ -54,7 +54,8 @@ pub struct Roofline {
     pub disk_bytes_per_second: Option<f64>,
     /// Bytes of experts a second that it delivered in the run while any expert was on its way.
     pub achieved_bytes_per_second: Option<f64>,
-    /// What a token would take if only the disk counted.
+    /// What a token would take if only the disk counted, at the larger of these two rates: a disk that gave more in the run
+    /// than afterwards can give it.
     pub disk_tokens_per_second: Option<f64>,
     /// Bytes of weights that a token multiplies: those that stay in memory and those of its experts.
     pub weight_bytes_per_token: u64,
@@ -111,15 +112,17 @@ impl Engine {
         let Bandwidth { bytes_per_second: memory, buffer_bytes, .. } =
             read_bandwidth(threads, buffer, MEMORY_ROUNDS);
         let read = decode.read_bytes_per_token;
-        let walls = Walls { disk: disk.filter(|_| read > 0.0).map(|rate| rate / read), resident };
+        let achieved = decode.read_bytes as f64 / (decode.reading_us as f64 / 1e6);
+        let achieved = (decode.reading_us > 0).then_some(achieved);
+        let best = disk.map(|disk| achieved.map_or(disk, |achieved| achieved.max(disk)));
+        let walls = Walls { disk: best.filter(|_| read > 0.0).map(|rate| rate / read), resident };
         let nearest = walls.nearest(read > 0.0);
         let rate = decode.tokens_per_second;
-        let achieved = decode.read_bytes as f64 / (decode.reading_us as f64 / 1e6);
         Roofline {
             tokens_per_second: rate,
             read_bytes_per_token: read,
             disk_bytes_per_second: disk,
-            achieved_bytes_per_second: (decode.reading_us > 0).then_some(achieved),
+            achieved_bytes_per_second: achieved,
             disk_tokens_per_second: walls.disk,
             weight_bytes_per_token: weights,
             memory_bytes_per_second: memory,

@@ -199,11 +199,11 @@ fn roofline_text(of: &Roofline) -> String {
     if let Some(disk) = of.disk_bytes_per_second {
         let mut content =
             format!("{:.2} MB a token at {}", of.read_bytes_per_token / 1e6, giga(disk));
-        if let Some(alone) = of.disk_tokens_per_second {
-            let _ = write!(content, " would be {alone:.2} tok/s");
-        }
         if let Some(achieved) = of.achieved_bytes_per_second {
-            let _ = write!(content, "; {} while any was on its way", giga(achieved));
+            let _ = write!(content, ", in the run {} while any was on its way", giga(achieved));
+        }
+        if let Some(alone) = of.disk_tokens_per_second {
+            let _ = write!(content, ": alone {alone:.2} tok/s");
         }
         line("disk", content);
     }
