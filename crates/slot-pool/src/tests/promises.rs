@@ -245,7 +245,7 @@ fn a_forecast_is_adopted_on_first_use_and_never_counted_as_a_hit() {
 fn recency_follows_the_selection_whatever_has_arrived() {
     // 2 is chosen by most rows and so comes last; whether its read or that of 1 is the later one is chance.
     for arrived in [1, 2] {
-        let mut pool = pool(1, 8, 2, PolicyKind::Lru);
+        let mut pool = pool(1, 8, 4, PolicyKind::Lru);
         for expert in [1, 2] {
             pool.reserve(key(0, expert), Epoch(0)).unwrap();
             if expert == arrived {
@@ -257,7 +257,9 @@ fn recency_follows_the_selection_whatever_has_arrived() {
         pool.start(&mut tx);
         pool.publish(&mut tx, key(0, 3 - arrived));
         pool.finish(tx, Epoch(0));
-        serve(&mut pool, 0, &[3], Epoch(0));
+        for expert in [3, 4, 5] {
+            serve(&mut pool, 0, &[expert], Epoch(0));
+        }
         assert!(pool.lookup(key(0, 1)).is_none() && pool.lookup(key(0, 2)).is_some());
     }
 }

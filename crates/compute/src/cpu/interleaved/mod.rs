@@ -22,11 +22,8 @@ use crate::interleave::{self, ROWS, has_order};
 
 /// Whether there are kernels for interleaved rows of this type, and a matrix of `n_out` such rows is made of groups.
 pub(super) const fn is_for(isa: Isa, ty: BlockType, n_out: usize) -> bool {
-    match isa {
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2(_) => has_order(ty) && n_out.is_multiple_of(ROWS),
-        _ => false,
-    }
+    let has_kernels = cfg!(target_arch = "x86_64") && !matches!(isa, Isa::Scalar);
+    has_kernels && has_order(ty) && n_out.is_multiple_of(ROWS)
 }
 
 /// Interleaves the rows, of `row_bytes` each, of a matrix.
@@ -44,6 +41,10 @@ pub(super) fn interleave(machine: &mut Machine, ty: BlockType, row_bytes: usize,
 ///
 /// # Panics
 /// If there are no kernels, or lengths or blocks do not belong together.
+#[cfg_attr(
+    not(target_arch = "x86_64"),
+    expect(clippy::needless_pass_by_value, reason = "there are no kernels to pass them to")
+)]
 pub(super) fn rows_q8<const N: usize>(
     isa: Isa,
     ty: BlockType,
