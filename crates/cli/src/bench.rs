@@ -44,6 +44,7 @@ pub(crate) struct Work {
 }
 
 pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
+    crate::interrupt::quit_at_once();
     if let [a, b] = &args.compare[..] {
         return compare::run(a, b, args.json);
     }

@@ -1,13 +1,21 @@
-//! Ctrl-C: once stops the answer, twice quits.
+//! Ctrl-C: once stops the answer, twice quits; of commands that have no answer to stop, once.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 static PRESSED: OnceLock<Arc<AtomicUsize>> = OnceLock::new();
+/// Whether the first press quits.
+static AT_ONCE: AtomicBool = AtomicBool::new(false);
 
 /// Presses since the last [`clear`]. The handler is installed at the first call.
 pub(crate) fn pressed() -> bool {
     counter().load(Ordering::Relaxed) > 0
+}
+
+/// From here on the first press quits, and leaves no unfinished file behind.
+pub(crate) fn quit_at_once() {
+    AT_ONCE.store(true, Ordering::Relaxed);
+    counter();
 }
 
 /// Forgets earlier presses, before an answer begins.
@@ -20,7 +28,7 @@ fn counter() -> &'static AtomicUsize {
         let counter = Arc::new(AtomicUsize::new(0));
         let seen = Arc::clone(&counter);
         let handler = move || {
-            if seen.fetch_add(1, Ordering::Relaxed) > 0 {
+            if seen.fetch_add(1, Ordering::Relaxed) > 0 || AT_ONCE.load(Ordering::Relaxed) {
                 crate::output::abandon();
                 std::process::exit(130);
             }

@@ -24,6 +24,7 @@ const BYTES_PER_TOKEN: usize = 16;
 const FOLDER: &str = "lookahead";
 
 pub(crate) fn run(args: &FitArgs) -> Result<ExitCode> {
+    crate::interrupt::quit_at_once();
     let chosen = open::choose(&args.model)?;
     let memory = MemoryArgs { memory: args.memory, context: None, kv: Kv::F16, slots: None };
     let mut options = open::options(&chosen, &memory, None)?;

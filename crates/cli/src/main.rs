@@ -38,6 +38,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 fn main() -> ExitCode {
+    memory_plan::give_large_blocks_back();
     let command = args::Cli::parse().command;
     let json_errors = command.json_errors();
     let outcome = match command {

@@ -31,6 +31,11 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
     let (opened, engine) = shelf.prepare(&shelf.own.chosen)?;
     // What cannot be had is said now, and not to the first who asks.
     opened.plan(&engine)?;
+    run::sampler(&args.sampling, &opened)?;
+    if let Some(folder) = &args.prefix_disk {
+        std::fs::create_dir_all(folder)
+            .with_context(|| format!("--prefix-disk {} is no folder", folder.display()))?;
+    }
     interrupt::clear();
     interrupt::pressed();
     let options = options(&args, default, engine.budget.bytes)?;

@@ -23,6 +23,7 @@ struct Text {
 }
 
 pub(crate) fn run(args: &TraceArgs) -> Result<ExitCode> {
+    crate::interrupt::quit_at_once();
     let out: &Path = &args.out;
     let chosen = open::choose(&args.model)?;
     let memory = MemoryArgs { memory: args.memory, context: None, kv: Kv::F16, slots: None };

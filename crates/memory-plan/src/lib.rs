@@ -15,5 +15,5 @@ mod plan;
 pub use budget::Budget;
 pub use classes::{RecordClass, deal_slots};
 pub use ledger::{Plan, PlannedClass, Term};
-pub use limits::{Limit, current_rss, peak_rss, release_free_memory};
+pub use limits::{Limit, current_rss, give_large_blocks_back, peak_rss, release_free_memory};
 pub use plan::{PlanError, PlanInput, plan};

@@ -140,6 +140,21 @@ pub fn peak_rss() -> Bytes {
     if outcome == 0 { Bytes(usage.ru_maxrss.unsigned_abs()) } else { Bytes::ZERO }
 }
 
+/// Largest block that comes from the allocator's own heaps, in bytes.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+const MOST_FROM_HEAPS: libc::c_int = 128 << 10;
+
+/// Keeps the allocator from hoarding: large blocks are mapped for themselves and given back when they are freed, however
+/// many there were before. Otherwise a few large requests raise that limit to 32 MiB, and what is freed later stays in holes of heaps.
+/// To be called before anything large is allocated.
+pub fn give_large_blocks_back() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: it takes no pointer; a value that it does not like changes nothing.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, MOST_FROM_HEAPS);
+    }
+}
+
 /// Gives memory that was freed back to the system, where the allocator keeps it.
 pub fn release_free_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]

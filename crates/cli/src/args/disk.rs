@@ -36,7 +36,7 @@ fn rate(text: &str) -> Result<NonZero<u64>, String> {
     let units = [("kB/s", 1e3), ("MB/s", 1e6), ("GB/s", 1e9)];
     let bytes = number(text, &units).filter(|bytes| (1.0..=1e15).contains(bytes));
     let bytes = bytes.and_then(|bytes| NonZero::new(bytes as u64));
-    bytes.ok_or_else(|| format!("rate={text}: needed a rate above 0, like 5GB/s"))
+    bytes.ok_or_else(|| format!("rate={text}: needed a rate in kB/s, MB/s or GB/s, like 5GB/s"))
 }
 
 /// A number and one of these units.

@@ -125,7 +125,8 @@ pub(crate) fn sampling(fields: &mut Fields) -> Result<Sampling, ApiError> {
             let number = value.as_f64().filter(|number| (-100.0..=100.0).contains(number));
             let number = number.ok_or_else(|| wrong(&at, &value, "a number from -100 to 100"))?;
             // The ends mean never and always.
-            let bias = if number <= -100.0 { f32::NEG_INFINITY } else { number as f32 };
+            // As good as a ban, and no less of a number if every token is banned.
+            let bias = if number <= -100.0 { -1e30 } else { number as f32 };
             sampling.logit_bias.insert(id, bias);
         }
     }
