@@ -70,6 +70,17 @@ pub(crate) fn row_of(ty: BlockType, group: &[u8], r: usize, out: &mut [u8]) {
     }
 }
 
+/// Decodes row `r` of an interleaved group, without memory of its own: it happens for every token.
+pub(crate) fn decode_row(ty: BlockType, group: &[u8], r: usize, out: &mut [f32]) {
+    let block = ty.block_bytes();
+    let mut plain = [0; MOST_BYTES];
+    let blocks = group.chunks_exact(ROWS * block).zip(out.chunks_exact_mut(ty.block_len()));
+    for (mixed, out) in blocks {
+        row_of(ty, mixed, r, &mut plain[..block]);
+        quant::decode_row(ty, &plain[..block], out);
+    }
+}
+
 /// The blocks of [`ROWS`] rows, one after the other, of an interleaved block.
 pub(crate) fn separate(ty: BlockType, mixed: &[u8]) -> [[u8; MOST_BYTES]; ROWS] {
     let mut rows = [[0; MOST_BYTES]; ROWS];
@@ -96,6 +107,13 @@ mod tests {
             for (r, expected) in plain.chunks_exact(row_bytes).enumerate() {
                 row_of(ty, &mixed, r, &mut row);
                 assert_eq!(row, expected, "{ty}, row {r}");
+                let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
+                let mut found = vec![0.0; 3 * ty.block_len()];
+                let mut wanted = found.clone();
+                decode_row(ty, &mixed, r, &mut found);
+                quant::decode_row(ty, expected, &mut wanted);
+                let [found, wanted]: [Vec<u32>; 2] = [found, wanted].map(bits);
+                assert_eq!(found, wanted, "{ty}, row {r}, decoded");
             }
         }
     }

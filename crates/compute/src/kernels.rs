@@ -47,10 +47,8 @@ impl<'a> Matrix<'a> {
         let bytes = self.row_bytes();
         if self.interleaved {
             let group = r / ROWS * ROWS * bytes;
-            let mut row = vec![0; bytes];
             let group = &self.bytes[group..group + ROWS * bytes];
-            interleave::row_of(self.block_type, group, r % ROWS, &mut row);
-            quant::decode_row(self.block_type, &row, out);
+            interleave::decode_row(self.block_type, group, r % ROWS, out);
         } else {
             quant::decode_row(self.block_type, &self.bytes[r * bytes..(r + 1) * bytes], out);
         }
